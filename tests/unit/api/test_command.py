@@ -4,7 +4,8 @@ import shlex
 
 import cel
 import pytest
-from ddp_operator.api.command import is_python, started, starts_ranks_cel
+from ddp_operator.api.command import is_python, started
+from ddp_operator.api.rules.command import starts_ranks_cel
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +64,15 @@ TABLE: tuple[tuple[str, str], ...] = (
     ("mpirun -np 8 python train.py", "mpirun"),
     ("horovodrun -np 8 python train.py", "horovodrun"),
     ("composer train.py", "composer"),
+    ("tune run --nproc_per_node 2 recipe --config c", "tune run"),
+    ("bash -c '/opt/bin/tune run --nnodes 2 recipe'", "tune run"),
+    ("tune run recipe --config c", NOTHING),
+    ("fabric run --num-nodes 2 train.py", "fabric run"),
+    ("/opt/bin/lightning run model --devices 8 train.py", "lightning run model"),
+    ("lightning download model", NOTHING),
+    ("bash -c 'A=b C=d torchrun train.py'", "torchrun"),
+    ("bash -c 'A=b; export C=d; torchrun train.py'", "torchrun"),
+    ("tune download model", NOTHING),
     ("python -m ddp_trainer.launch -- python train.py", "ddp_trainer.launch"),
     ("", NOTHING),
     ("./train", NOTHING),

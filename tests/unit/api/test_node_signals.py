@@ -17,6 +17,8 @@ from ddp_operator.api.node_signals import (
 )
 from ddp_operator.kube.view.nodes import node_of
 
+SCHEDULED = "cloud.google.com/scheduled-maintenance-time"
+WINDOW = {"key": "cloud.google.com/maintenance-window-started", "effect": "PreferNoSchedule"}
 TERMINATION = {"key": "cloud.google.com/impending-node-termination", "effect": "NoSchedule"}
 
 
@@ -64,6 +66,7 @@ def test_default_signals_of_a_broken_node(node: dict[str, Any], words: str) -> N
     ("node", "words"),
     [
         ({"taints": [TERMINATION]}, "taint cloud.google.com/impending-node-termination"),
+        ({"taints": [WINDOW]}, "taint cloud.google.com/maintenance-window-started"),
         (
             {"labels": {"cloud.google.com/active-node-maintenance": "ONGOING"}},
             "label cloud.google.com/active-node-maintenance=ONGOING",
@@ -90,7 +93,6 @@ def test_default_signals_of_a_node_that_leaves(node: dict[str, Any], words: str)
         {"conditions": [{"type": "KernelDeadlock", "status": "Unknown"}]},
         {"conditions": [{"type": "Ready", "status": "True"}]},
         {"labels": {"cloud.google.com/active-node-maintenance": "SCHEDULED"}},
-        {"labels": {"cloud.google.com/scheduled-maintenance-time": "1798765432"}},
         {"taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]},
     ],
 )
@@ -114,6 +116,34 @@ def test_node_without_status_has_no_signals() -> None:
 def test_termination_time_of_the_machine(text: str, ends_at: datetime | None) -> None:
     result = judged(annotations={"node.gke.io/machine-termination-datetime": text})
     assert result == Signals(boot_id="b0", ends_at=ends_at)
+
+
+@pytest.mark.parametrize(
+    ("value", "maintenance_at"),
+    [
+        ("1798765432", datetime(2027, 1, 1, 1, 3, 52, tzinfo=UTC)),
+        ("99999999999", datetime(5138, 11, 16, 9, 46, 39, tzinfo=UTC)),
+        ("999999999999", None),
+        ("-1", None),
+        ("1.8e9", None),
+        ("١٧٩٨٧٦٥٤٣٢", None),
+        ("soon", None),
+        ("", None),
+        ("9" * 100_000, None),
+    ],
+)
+def test_time_of_a_scheduled_maintenance(value: str, maintenance_at: datetime | None) -> None:
+    result = judged(labels={SCHEDULED: value})
+    assert result == Signals(boot_id="b0", maintenance_at=maintenance_at)
+
+
+def test_scheduled_maintenance_is_a_default_that_can_be_removed() -> None:
+    labels = {SCHEDULED: "1798765432"}
+    none = Rules(leaving=read_rules(["none"], DEFAULT_LEAVING))
+    assert judged(none, labels=labels) == Signals(boot_id="b0")
+    again = Rules(leaving=read_rules(["none", f"label:{SCHEDULED}"], DEFAULT_LEAVING))
+    assert judged(again, labels=labels) == judged(labels=labels)
+    assert node_of(manifest(labels=labels), again).maintenance_at is not None
 
 
 def test_administrators_can_add_and_replace_signals() -> None:

@@ -4,10 +4,10 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from ddp_operator import startup
 from ddp_operator.api.constants import SERVICE_ACCOUNT, TOKEN_SECRETS
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.job.pods.access import SECRET_PREFIX
+from ddp_operator.process import startup
 
 from tests.good_manifests import Json, container, template
 from tests.unit.job.builders import stored_job

@@ -80,7 +80,7 @@ def test_message_names_all_faults() -> None:
         ({"progress": {"logPattern": "(?P<step>"}}, "spec.progress.logPattern: not a regular exp"),
         (
             {"progress": {"logPattern": r"(?P<step>\d+) (?P<lr>\S+)"}},
-            "spec.progress.logPattern: unknown group lr; use step, totalSteps, loss, samplesPerS",
+            "spec.progress.logPattern: unknown group lr; use step, totalSteps, loss, accuracy, sa",
         ),
         (
             {"progress": {"logPattern": "(?P<step>" + "a" * 300 + ")"}},
@@ -161,7 +161,7 @@ def test_metadata_is_parsed() -> None:
 def test_spec_hash_ignores_defaults_and_the_order_of_keys() -> None:
     """`test_rules.py` compares the hash with the fields that the API server lets change."""
     base = job(replicas=2, accelerator={"type": "nvidia-l4"})["spec"]
-    accelerator = {"type": "nvidia-l4", "count": 1, "tolerations": []}
+    accelerator = {"type": "nvidia-l4", "count": 1, "network": "none"}
     written = {"nprocPerNode": "auto", "checkpoint": {"path": "/checkpoints"}}
     reordered = dict(reversed(base.items()))
     specs = (base, {**base, **written, "accelerator": accelerator}, reordered)

@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 import pytest
-from ddp_operator.api.spec.memory_checkpoint import MemoryCheckpoint
+from ddp_operator.api.spec.checkpoint import MemoryCheckpoint
 from ddp_operator.api.values.quantities import quantity
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 from ddp_operator.__main__ import main
-from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint, certificate
-from ddp_operator.kube import BusyError, Verdict
+from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
+from ddp_operator.endpoints import metrics as module
+from ddp_operator.kube import BusyError, TokenStatus
 from ddp_operator.ports import UnavailableError
 
 from tests.ports import free_port
@@ -25,10 +26,10 @@ TEXT = "ddp_operator_leader 1\n"
 class Reviews:
     """Returns the verdict that a test sets, for each token."""
 
-    def __init__(self, answers: dict[str, Verdict | Exception]) -> None:
+    def __init__(self, answers: dict[str, TokenStatus | Exception]) -> None:
         self._answers = answers
 
-    async def verdict(self, token: str) -> Verdict:
+    async def verdict(self, token: str) -> TokenStatus:
         answer = self._answers[token]
         if isinstance(answer, Exception):
             raise answer
@@ -89,9 +90,9 @@ async def test_error_for_a_taken_port_names_its_flag() -> None:
 async def test_metrics_require_a_token_that_the_api_server_allows() -> None:
     reviews = Reviews(
         {
-            "friend": Verdict.ALLOWED,
-            "nobody": Verdict.UNKNOWN,
-            "other": Verdict.FORBIDDEN,
+            "friend": TokenStatus.ALLOWED,
+            "nobody": TokenStatus.UNKNOWN,
+            "other": TokenStatus.FORBIDDEN,
             "late": BusyError(),
         }
     )
@@ -148,7 +149,7 @@ async def test_renewed_certificate_is_served(
     with pytest.raises(ListenError, match=r"--metrics-cert-dir.*tls\.crt and tls\.key"):
         async with metrics().serving(free_port(), certificates=tmp_path):
             pytest.fail("it serves without a certificate")
-    monkeypatch.setattr(certificate, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.01)
     first, port = make_certificate(tmp_path), free_port()
 
     async def shown() -> str:

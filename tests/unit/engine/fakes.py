@@ -1,6 +1,6 @@
 """A cluster in memory that fails on demand, and trainers without reports."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -21,8 +21,8 @@ from ddp_operator.ports import (
     Nodes,
     NotFoundError,
     UnavailableError,
-    WorldAnswer,
 )
+from ddp_protocol.world import GroupAssignment, WorldAnswer
 
 from tests.mergepatch import merged
 
@@ -156,6 +156,31 @@ class FakeCluster:
         assert uid == self.uid_of(pod)
         self.graces[pod] = grace_seconds
         self._called("delete_pod", pod.name)
+        self._end(pod)
+
+    async def delete_pods(
+        self,
+        pods: Mapping[Key, str | None],
+        *,
+        labels: Mapping[str, Sequence[str]],
+        grace_seconds: int | None,
+    ) -> Sequence[Key]:
+        if "delete_pod" in self.refuse:
+            return tuple(pods)
+        self._called("delete_pods", " ".join(pod.name for pod in pods))
+        selected = [pod for pod in self.pods if self._has_labels(pod, labels)]
+        for pod in selected:
+            assert pods[pod] == self.uid_of(pod), "others have these labels"
+            self.graces[pod] = grace_seconds
+            self._end(pod)
+        return [pod for pod in pods if pod not in selected]
+
+    def _has_labels(self, pod: Key, labels: Mapping[str, Sequence[str]]) -> bool:
+        own = self.pods[pod]["metadata"]["labels"]
+        return all(own.get(name) in values for name, values in labels.items())
+
+    def _end(self, pod: Key) -> None:
+        """Request a pod's end; without a finalizer it is gone at once."""
         stored = self.pods.get(pod)
         if stored is not None and stored["metadata"].get("finalizers"):
             stored["metadata"] |= {**ENDING, **stored["metadata"]}
@@ -255,14 +280,14 @@ class FakeTrainers:
         raise AssertionError((address, token))
 
     async def put_world(
-        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
+        self, address: str, group: GroupAssignment, *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
-        raise AssertionError((address, document, wait_seconds, token))
+        raise AssertionError((address, group, wait_seconds, token))
 
     async def poll_world(
-        self, address: str, *, after: int, wait_seconds: int, token: str
+        self, address: str, *, after: int, wait_seconds: int, lead_seconds: int, token: str
     ) -> bytes | str:
-        raise AssertionError((address, after, wait_seconds, token))
+        raise AssertionError((address, after, wait_seconds, lead_seconds, token))
 
     async def close(self) -> None:
         """Do nothing; nothing is open."""

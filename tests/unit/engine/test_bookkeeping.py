@@ -1,17 +1,14 @@
-"""Jobs of an earlier operator continue."""
+"""The bookkeeping survives being stored, also by another release."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-import pytest
-from ddp_operator.api.status import NOTES, Bookkeeping, DDPJobStatus
+from ddp_operator.api.status import Bookkeeping, DDPJobStatus
 from ddp_operator.engine.status_patch import as_stored, status_patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import stored_jobs
 from tests.mergepatch import merged
-from tests.unit.engine.test_reconciler import World
 
 _counts = st.integers(0, 1000)
 _words = st.text("abc-", max_size=8)
@@ -23,7 +20,9 @@ _values: dict[str, st.SearchStrategy[Any]] = {
     "replacing": st.lists(_counts, max_size=3),
     "queuedSince": _times,
     "noSpareBefore": _times,
-    **dict.fromkeys(("acceptedSpecHash", "restartRequested", "isolation"), _words),
+    **dict.fromkeys(
+        ("acceptedSpecHash", "restartRequested", "codeRequested", "code", "isolation"), _words
+    ),
     **dict.fromkeys(
         (
             "restartsWithoutProgress",
@@ -37,31 +36,6 @@ _values: dict[str, st.SearchStrategy[Any]] = {
     ),
 }
 _notes = st.fixed_dictionaries(_values).map(Bookkeeping.model_validate)
-
-
-def test_stored_jobs_have_bookkeeping() -> None:
-    notes = [stored_jobs.load(name).status["bookkeeping"] for name in stored_jobs.NAMES]
-    assert len(notes) == 2
-    names = {name for note in notes for name, value in note.items() if value}
-    assert names >= {"replacements", "replacing", "isolation", "suspendedSeconds"}
-    assert names >= {"acceptedSpecHash", "restartsWithoutProgress"}
-    assert names <= NOTES
-
-
-@pytest.mark.parametrize("name", stored_jobs.NAMES)
-async def test_job_of_an_earlier_operator_keeps_its_pods(name: str) -> None:
-    world, record = World(), stored_jobs.load(name)
-    world.now = datetime.fromisoformat(record.status["goodput"]["accountedUntil"])
-    world.cluster.pods = dict(record.pods)
-    world.apply(record.manifest)
-    for _ in range(3):
-        world.now += timedelta(seconds=10)
-        await world.reconcile()
-    assert not [call for call in world.cluster.calls if call.startswith("delete_pod")]
-    created = {key.name for key in world.cluster.pods.keys() - record.pods.keys()}
-    assert created == ({"train-0-1-r1"} if name == "replacing" else set())
-    assert world.status["attempt"] == record.status["attempt"]
-    assert world.status["restarts"] == record.status["restarts"]
 
 
 @given(_notes)

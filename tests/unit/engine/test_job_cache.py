@@ -192,7 +192,7 @@ def test_cached_job_takes_few_kilobytes() -> None:
             for type_ in ("PodsCreated", "Running")
         ],
         "bookkeeping": {"acceptedSpecHash": "0" * 16, "restartsWithoutProgress": 0},
-        "goodput": {"pendingSeconds": 15, "accountedUntil": "2026-01-01T00:00:00Z"},
+        "goodput": {"pendingSeconds": 15, "startingSeconds": 15},
     }  # fmt: skip
     jobs, count = JobCache(), 100
     documents = []

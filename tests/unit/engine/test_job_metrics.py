@@ -17,6 +17,7 @@ from ddp_operator.api.status import (
     Phase,
     Progress,
     SlowRank,
+    Stopwatch,
 )
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import Entry
@@ -38,7 +39,8 @@ TOLD = Progress(
     last_step_time=later(88),
 )
 SAVED = CheckpointRecord(step=100, path="/a/secret/place", time=later(70))
-BOOKS = Goodput(starting_seconds=10, lost_seconds=10, steps_lost=7, accounted_until=later(20))
+BOOKS = Goodput(starting_seconds=10, lost_seconds=10, steps_lost=7)
+WATCH = Stopwatch(accounted_until=later(20))
 
 
 def of(job: DDPJob, *, at: float = 100) -> dict[str, float]:
@@ -53,7 +55,8 @@ def of(job: DDPJob, *, at: float = 100) -> dict[str, float]:
 
 def training(**status: Any) -> DDPJob:
     job = fresh_job(template=template(container(resources=gpus(gpu=4))), replicas=2)
-    return with_status(job, phase="Running", ready_replicas=2, goodput=BOOKS, **status)
+    known = {"goodput": BOOKS, "stopwatch": WATCH, **status}
+    return with_status(job, phase="Running", ready_replicas=2, **known)
 
 
 def test_running_job_has_all_metrics() -> None:

@@ -4,11 +4,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.status.world import World as Group
@@ -18,8 +17,10 @@ from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.tokens.access import Access
 from ddp_operator.engine.trainers import launchers
 from ddp_operator.engine.trainers.launchers import Launchers, pause_seconds
-from ddp_operator.job.membership.launcher_protocol import Assignment, LauncherStatus
-from ddp_operator.ports import Key, OutOfFilesError, WorldAnswer
+from ddp_operator.job.membership.launchers import Assignment
+from ddp_operator.ports import Key, OutOfFilesError
+from ddp_protocol.message import InvalidMessageError
+from ddp_protocol.world import LEAD_SECONDS, GroupAssignment, LauncherStatus, WorldAnswer
 
 from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster, FakeTrainers
 from tests.unit.engine.test_reconciler import READY, job
@@ -37,7 +38,9 @@ LED = {"generation": 1, "time": "2026-11-21T03:00:40Z"}
 JOB = Key("default", "train")
 FIRST, SECOND, THIRD = (f"10.0.0.{number}:28737" for number in (1, 2, 3))
 """Addresses of launchers."""
-DOCUMENT = {"generation": 1, "start": False}
+GROUP = GroupAssignment(
+    job_uid="u1", attempt=0, generation=1, nodes=2, master_addr="train-0-0.train", start=False
+)
 
 
 class FakeLaunchers(FakeTrainers):
@@ -57,6 +60,8 @@ class FakeLaunchers(FakeTrainers):
         """Pods with old processes that do not end."""
         self.assigned: list[tuple[str, int, bool, str]] = []
         self.polled: list[str] = []
+        self.promises: list[int] = []
+        """After how many seconds without a poll the launcher may lead, of each poll."""
         self.called: list[str] = []
         """Pods that were asked for any answer."""
         self._changed = asyncio.Event()
@@ -68,20 +73,20 @@ class FakeLaunchers(FakeTrainers):
         self._changed = asyncio.Event()
 
     async def put_world(
-        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
+        self, address: str, group: GroupAssignment, *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         assert wait_seconds == 5
-        generation: int = document["generation"]
+        generation = group.generation
         if address in self.silent:
             self.ignored += 1
             return None
-        self.assigned.append((address, generation, document["start"], token))
+        self.assigned.append((address, generation, group.start, token))
         if address in self.led:
             return WorldAnswer(self.led[address], ended=True, led=True)
         return WorldAnswer(generation, address not in self.lingering)
 
     async def poll_world(
-        self, address: str, *, after: int, wait_seconds: int, token: str
+        self, address: str, *, after: int, wait_seconds: int, lead_seconds: int, token: str
     ) -> bytes | str:
         assert token == TOKEN
         if wait_seconds == 0:
@@ -89,6 +94,7 @@ class FakeLaunchers(FakeTrainers):
             return "no answer" if address in self.silent | self.unreached else self.response
         assert wait_seconds == 20
         self.polled.append(address)
+        self.promises.append(lead_seconds)
         if address in self.unreached:
             return "no answer"
         if isinstance(self.response, bytes) and json.loads(self.response).get("number") == after:
@@ -126,7 +132,7 @@ class World:
 
     async def run(self, *, without: str = "", **spec: Any) -> None:
         """Run the job until its launchers are known; the pod `without` does not start."""
-        manifest = job(restart={"scope": "InPlace"}, **spec)
+        manifest = job(**{"restart": {"scope": "InPlace"}, **spec})
         manifest["metadata"]["creationTimestamp"] = loop_now().isoformat()
         self.engine.job_changed(self.cluster.store_job(manifest))
         await self.until(lambda: len(self.cluster.pods) == 2)
@@ -191,6 +197,29 @@ async def test_reported_failure_restarts_the_processes_of_all_pods(world: World)
     assert world.status["restarts"] == 1
 
 
+@pytest.mark.parametrize(
+    ("restart", "seconds"),
+    [
+        ({}, 5),
+        ({"maxRestarts": 0}, LEAD_SECONDS),
+        ({"rules": [{"exitCodes": [3], "action": "FailJob"}]}, LEAD_SECONDS),
+    ],
+)
+async def test_launcher_leads_soon_if_it_needs_no_rule_and_no_budget(
+    world: World, restart: Mapping[str, Any], seconds: int
+) -> None:
+    await world.run(restart={"scope": "InPlace", **restart})
+    assert set(world.launchers.promises) == {seconds}
+
+
+async def test_launcher_leads_late_once_the_budget_is_used_up(world: World) -> None:
+    await world.run(restart={"scope": "InPlace", "maxRestarts": 1})
+    world.launchers.report(FAILURE, number=2)
+    await world.until(lambda: world.generation == 1)
+    world.launchers.report(number=3)
+    await world.until(lambda: world.launchers.promises[-1] == LEAD_SECONDS)
+
+
 @pytest.mark.parametrize("set_back", [timedelta(), timedelta(hours=1)])
 async def test_pod_with_a_silent_launcher_is_replaced(world: World, set_back: timedelta) -> None:
     world.launchers.silent.add(SECOND)
@@ -209,6 +238,23 @@ async def test_pod_with_a_silent_launcher_is_replaced(world: World, set_back: ti
     await world.until_running()
     started = {address for address, *rest, _ in world.launchers.assigned if rest == [2, True]}
     assert started == {FIRST, THIRD}
+
+
+async def test_clock_that_is_set_back_during_a_reconcile_delays_no_retry(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.launchers.silent.add(SECOND)
+    await world.run()
+    reconcile = world.engine._reconciler.reconcile
+
+    async def then_set_back(key: Key) -> datetime | None:
+        due = await reconcile(key)
+        world.ahead -= timedelta(hours=1)
+        return due
+
+    monkeypatch.setattr(world.engine._reconciler, "reconcile", then_set_back)
+    world.launchers.report(FAILURE, number=2)
+    await world.until(lambda: world.launchers.ignored > 2)
 
 
 async def test_all_pods_restart_if_no_launcher_answers_after_a_failure(world: World) -> None:
@@ -290,7 +336,7 @@ async def test_slow_launchers_of_a_job_receive_assignments_at_the_same_time() ->
     known = without_engine(Slow())
     parsed = DDPJob.parse(job())
     addresses = {f"pod-{number}": f"10.0.{number}.1:28737" for number in range(500)}
-    known.assign(parsed, [Assignment(pod, at, 1, False, DOCUMENT) for pod, at in addresses.items()])
+    known.assign(parsed, [Assignment(pod, at, GROUP) for pod, at in addresses.items()])
     await eventually(lambda: waiting == {*addresses.values()}, describe=lambda: len(waiting))
     may_answer.set()
     await eventually(lambda: known.of(parsed).told == dict.fromkeys(addresses, (1, False)))
@@ -320,12 +366,12 @@ async def test_unresponsive_pods_delay_no_other_job(jobs: int, pods: int) -> Non
     known = without_engine(unresponsive)
     for number in range(jobs):
         addresses = (f"10.1.{pod // 250}.{pod % 250}:28737" for pod in range(pods))
-        assignments = [Assignment(at, at, 1, False, DOCUMENT) for at in addresses]
+        assignments = [Assignment(at, at, GROUP) for at in addresses]
         known.assign(named(f"silent-{number}"), assignments)
     await eventually(lambda: unresponsive.waiting >= min(jobs * 40, 500))
     for number in range(10):
         address = f"10.2.0.{number}:28737"
-        known.assign(named(f"other-{number}"), [Assignment("pod", address, 1, False, DOCUMENT)])
+        known.assign(named(f"other-{number}"), [Assignment("pod", address, GROUP)])
     await eventually(
         lambda: len(unresponsive.assigned) == 10, describe=lambda: unresponsive.waiting
     )
@@ -344,7 +390,7 @@ async def test_launcher_is_not_called_silent_when_the_operator_is_out_of_files()
     known = without_engine(out_of_files)
     parsed = DDPJob.parse(job())
     for times in (1, 2):
-        known.assign(parsed, [Assignment("train-0-0", FIRST, 1, False, {"generation": 1})])
+        known.assign(parsed, [Assignment("train-0-0", FIRST, GROUP)])
         await eventually(lambda: out_of_files.ignored == times)  # noqa: B023
     assert known.of(parsed).unreached_since == {}
     assert known.of(parsed).told == {}
@@ -391,7 +437,7 @@ def test_status_of_a_launcher_includes_led_generations() -> None:
     content = {"number": 9, "generation": 2, "members": "0-1", "led": [LED], "failures": [FAILURE]}
     status = LauncherStatus.read(json.dumps(content).encode())
     assert (status.members, status.led[0].generation) == ("0-1", 1)
-    assert status.led[0].time == datetime(2026, 11, 21, 3, 0, 40, tzinfo=UTC)
+    assert status.led[0].time == LED["time"]
     assert LauncherStatus.read(b'{"number": 1, "generation": 0}').led == ()
 
 
@@ -400,8 +446,7 @@ async def test_launcher_with_a_led_generation_has_not_confirmed_the_assigned_one
     known = without_engine(trainers, on_news=news.append)
     parsed = replace(DDPJob.parse(job()), status=DDPJobStatus(world=Group(generation=3)))
     trainers.led[FIRST] = 3
-    document = {"generation": 3, "start": False}
-    known.assign(parsed, [Assignment("train-0-0", FIRST, 3, False, document)])
+    known.assign(parsed, [Assignment("train-0-0", FIRST, replace(GROUP, generation=3))])
     await eventually(lambda: known.of(parsed).ahead == 3)
     assert known.of(parsed).told == {}
     assert news == [parsed.key]
@@ -429,18 +474,18 @@ class GuardedLaunchers(FakeLaunchers):
         return False
 
     async def put_world(
-        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
+        self, address: str, group: GroupAssignment, *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         if not self._admits(address, token):
             return None
-        return await super().put_world(address, document, wait_seconds=wait_seconds, token=token)
+        return await super().put_world(address, group, wait_seconds=wait_seconds, token=token)
 
     async def poll_world(
-        self, address: str, *, after: int, wait_seconds: int, token: str
+        self, address: str, *, after: int, wait_seconds: int, lead_seconds: int, token: str
     ) -> bytes | str:
         if not self._admits(address, token):
             return "HTTP status 403"
-        shared = {"after": after, "wait_seconds": wait_seconds}
+        shared = {"after": after, "wait_seconds": wait_seconds, "lead_seconds": lead_seconds}
         return await super().poll_world(address, **shared, token=TOKEN)
 
 
@@ -521,5 +566,5 @@ def test_launcher_that_never_answered_is_polled_less_and_less_often() -> None:
     ],
 )
 def test_invalid_status_of_a_launcher_is_refused(content: bytes) -> None:
-    with pytest.raises(InvalidAnswerError):
+    with pytest.raises(InvalidMessageError):
         LauncherStatus.read(content)

@@ -3,10 +3,10 @@
 import time
 
 import pytest
-from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.engine.trainers.log_progress import read
-from ddp_operator.job.status.progress import TrainerStatus
 from ddp_operator.ports import LOG_END_BYTES
+from ddp_protocol.message import InvalidMessageError
+from ddp_protocol.progress import TrainerStatus
 
 PATTERN = r"step (?P<step>[\d,]+)(?:/(?P<totalSteps>\d+))?|loss[=:] ?(?P<loss>\S+)"
 
@@ -43,7 +43,7 @@ def test_line_without_its_beginning_is_ignored() -> None:
 
 @pytest.mark.parametrize("text", ["twelve", "1.5", "-3", "9" * 400, "inf"])
 def test_invalid_step_is_refused(text: str) -> None:
-    with pytest.raises(InvalidAnswerError, match="step"):
+    with pytest.raises(InvalidMessageError, match="step"):
         read(r"step=(?P<step>\S+)", f"step={text}\n".encode())
 
 

@@ -11,8 +11,9 @@ from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.api.status import DECISIVE
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.job.pods.state import Identity
-from ddp_operator.job.status.progress import Report, TrainerStatus
+from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import ClusterError
+from ddp_protocol.progress import TrainerStatus
 
 from tests.unit.engine.fakes import SETTINGS
 from tests.unit.engine.test_reconciler import CRASHED, World, job
@@ -85,7 +86,7 @@ def not_decisive() -> Iterator[str]:
 async def test_fields_that_only_people_read_may_be_lost() -> None:
     world = World()
     world.cluster.lost_fields = set(not_decisive())
-    assert world.cluster.lost_fields >= {"goodput", "progress.trainedSeconds", "checkpoint.path"}
+    assert world.cluster.lost_fields >= {"goodput", "progress.lastStepTime", "checkpoint.path"}
     said = TrainerStatus.read(json.dumps(REPORT))
     world.reconciler = Reconciler(
         world.cluster,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from ddp_operator.engine import reconciler
+from ddp_operator.engine import deletion, reconciler, slow_start
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 
@@ -18,7 +18,7 @@ AT_ONCE = 32
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(reconciler, "_RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr(slow_start, "_RECHECK_SECONDS", 0.0)
     return World()
 
 
@@ -51,7 +51,7 @@ def created(calls: list[str]) -> int:
 
 
 def deleted(calls: list[str]) -> int:
-    return sum(call.startswith("delete_pod") for call in calls)
+    return sum(call.count(" ") for call in calls if call.startswith("delete_pods"))
 
 
 async def interrupted_creation(
@@ -116,22 +116,24 @@ async def test_resumption_interrupts_deletion(
 ) -> None:
     await world.start(replicas=REPLICAS)
     world.apply(suspended(world))
-    after_writes(
-        world,
-        monkeypatch,
-        "delete_pod",
-        30,
-        lambda: world.apply(suspended(world, suspend=False)),
-    )
+    monkeypatch.setattr(deletion, "_AT_ONCE", 1)
+    delete_pods = world.cluster.delete_pods
+
+    async def delete_pods_and_resume(*args: Any, **options: Any) -> Any:
+        rest = await delete_pods(*args, **options)
+        world.apply(suspended(world, suspend=False))
+        return rest
+
+    monkeypatch.setattr(world.cluster, "delete_pods", delete_pods_and_resume)
     calls = await world.reconcile()
-    assert 30 <= deleted(calls) <= 30 + AT_ONCE
+    assert deleted(calls) == 64, "one group"
     await world.reconcile_until_quiet()
     assert world.status["attempt"] == 1
     assert {pod.name for pod in world.cluster.pods} == {f"train-1-{i}" for i in range(REPLICAS)}
     assert world.status["reason"] == "PodsStarting"
 
 
-@pytest.mark.parametrize("call", ["create_pod", "delete_pod"])
+@pytest.mark.parametrize("call", ["create_pod", "delete_pods"])
 async def test_own_writes_do_not_cause_a_new_plan(
     world: World, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -143,10 +145,10 @@ async def test_own_writes_do_not_cause_a_new_plan(
         return plan(*args, **options)
 
     world.apply(job(replicas=REPLICAS))
-    if call == "delete_pod":
+    if call == "delete_pods":
         await world.reconcile_until_quiet()
         world.apply(suspended(world))
     monkeypatch.setattr(reconciler, "plan", counted)
     calls = await world.reconcile()
-    assert sum(made.startswith(call) for made in calls) == REPLICAS
+    assert (created if call == "create_pod" else deleted)(calls) == REPLICAS
     assert plans <= 2, "one decides, and one is executed"

@@ -74,18 +74,37 @@ async def test_delayed_name_that_is_added_is_due_at_once_and_once() -> None:
     assert await take(queue) == "b"  # not a: its delay was overtaken
 
 
+def add_rested(queue: WorkQueue[str], *, first: float = 0.2, most: float = 1.0) -> None:
+    queue.add_rested("a", first_seconds=first, most_seconds=most)
+
+
 async def test_burst_of_changes_is_one_piece_of_work() -> None:
     queue: WorkQueue[str] = WorkQueue()
-    queue.add_rested("a", 0.2)
+    add_rested(queue)
     assert len(queue) == 1, "it was never given out: it need not rest"
     assert await take(queue) == "a"
     queue.done("a")
     for _ in range(100):
-        queue.add_rested("a", 0.2)
+        add_rested(queue)
     assert len(queue) == 0
     assert await take(queue) == "a"
     queue.done("a")
     assert len(queue) == 0
+    queue.close()
+
+
+async def test_rests_grow_in_a_burst_and_are_short_after_a_pause() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    time = asyncio.get_running_loop().time
+    rests = []
+    for pause in (0.0, 0.0, 0.0, 0.0, 0.0, 5.0, 0.0):
+        await asyncio.sleep(pause)
+        began = time()
+        add_rested(queue)
+        await take(queue)
+        queue.done("a")
+        rests.append(round(time() - began, 1))
+    assert rests == [0.0, 0.2, 0.4, 0.8, 1.0, 0.0, 0.2]
     queue.close()
 
 
@@ -94,7 +113,7 @@ async def test_resting_name_that_is_added_is_due_at_once() -> None:
     queue.add("a")
     await take(queue)
     queue.done("a")
-    queue.add_rested("a", 5.0)
+    add_rested(queue, first=5.0, most=5.0)
     queue.add("a")
     assert len(queue) == 1
 
@@ -105,7 +124,7 @@ async def test_change_during_failing_work_shortens_the_backoff(rested: bool) -> 
     queue.add("a")
     await take(queue)
     if rested:
-        queue.add_rested("a", 0.5)
+        add_rested(queue)
     else:
         queue.add("a")
     queue.failed("a", retry_after_seconds=7200.0)

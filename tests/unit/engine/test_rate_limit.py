@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from ddp_operator.engine.rate_limit import RateLimiter
+from ddp_operator.engine.status_writer import RateLimiter
 from ddp_operator.ports import Key
 
 from tests.simulation.clock import Clock, VirtualLoop

@@ -14,7 +14,7 @@ from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.state import Identity
-from ddp_operator.job.status.progress import Report, TrainerStatus
+from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import (
     AlreadyExistsError,
     ClusterError,
@@ -26,6 +26,7 @@ from ddp_operator.ports import (
     NotServedError,
     UnavailableError,
 )
+from ddp_protocol.progress import TrainerStatus
 
 from tests.good_manifests import container, template
 from tests.unit.engine.fakes import SETTINGS, FakeCluster
@@ -322,7 +323,7 @@ async def test_restart_is_recorded_before_pods_are_deleted(world: World) -> None
     world.cluster.set_pod_status("train-0-1", CRASHED)
     calls = await world.reconcile()
     assert calls[0] == "patch_status train"
-    assert set(calls[1:-1]) == {"delete_pod train-0-0", "delete_pod train-0-1"}
+    assert calls[1:-1] == ["delete_pods train-0-0 train-0-1"]
     assert world.status["attempt"] == 1
     calls = await world.reconcile()
     assert set(calls[:-1]) == {
@@ -533,7 +534,7 @@ async def test_status_is_written_although_a_pod_is_refused(
         world.now = NOW + timedelta(seconds=seconds)
         await world.reconcile_fails(type(refusal))
         assert world.status["startTime"] == "2026-01-01T00:00:00Z"
-        [gap] = [gap for gap in world.status["gaps"] if gap["nodeRank"] == 3]
+        [gap] = [gap for gap in world.status["gaps"] if gap["nodeRanks"].endswith("3")]
         assert (gap["reason"], gap["since"]) == ("Refused", "2026-01-01T00:00:00Z")
     world.now = NOW + timedelta(seconds=60)
     await world.reconcile()
@@ -798,7 +799,7 @@ async def test_injection_without_a_launcher_image_is_refused(world: World) -> No
     world.apply(job(launcher="inject", template=template(container(command=["./train"]))))
     await world.reconcile_fails(ForbiddenError)
     assert (world.status["phase"], world.cluster.pods) == ("Pending", {})
-    assert "start the operator with --launcher-image, or remove launcher" in world.status["message"]
+    assert "start the operator with --launcher-image, or remove inject" in world.status["message"]
 
 
 async def test_pods_have_the_side_cars_of_the_configuration(world: World) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
-from ddp_operator.slots import FairSlots
+from ddp_operator.engine.trainers.slots import FairSlots
 
 
 class Users:

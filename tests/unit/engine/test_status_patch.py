@@ -85,7 +85,7 @@ def test_fields_of_a_newer_operator_are_kept() -> None:
         ({"ready": ""}, set()),
         ({"goodput": None, "progress": None}, {"status.progress"}),
         ({"attempt": 0}, {"status.attempt"}),
-        ({"world": World(generation=2, size=3)}, {"status.world.members"}),
+        ({"world": World(generation=2)}, {"status.world.members"}),
         ({"world": None}, {"status.world"}),
         ({"bookkeeping": Bookkeeping()}, {"status.bookkeeping.replacements"}),
     ],
@@ -96,9 +96,9 @@ def test_decisive_fields_that_an_older_crd_drops_are_named(
     now = datetime.now(UTC)
     decided = DDPJobStatus(
         attempt=1,
-        world=World(generation=2, size=3, members="0-2"),
+        world=World(generation=2, members="0-2"),
         progress=Progress(step=3, updated_at=now),
-        goodput=Goodput(accounted_until=now),
+        goodput=Goodput(),
         ready="2/2",
     ).noting(replacements={"2": 1})
     assert forgotten(decided, decided.updated(**lost)) == named

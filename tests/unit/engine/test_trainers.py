@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from ddp_operator.answers import Answer, InvalidAnswerError
-from ddp_operator.ports import WorldAnswer
-from ddp_operator.trainers import HttpTrainers
+from ddp_operator.engine.trainers.requests import HttpTrainers
+from ddp_protocol.message import InvalidMessageError, Message, to_json
+from ddp_protocol.world import GroupAssignment, WorldAnswer
 
 from tests.trainer_server import ENDLESS, TrainerServer
 
@@ -51,9 +51,9 @@ async def test_redirects_of_a_trainer_are_not_followed(trainers: HttpTrainers) -
 def is_refused(answer: bytes | str) -> bool:
     """Return whether an answer is cut where it becomes too long to be read."""
     assert isinstance(answer, bytes)
-    with pytest.raises(InvalidAnswerError, match="more than 65536 bytes"):
-        Answer.read(answer)
-    return len(answer) < 2 * Answer.MAX_BYTES
+    with pytest.raises(InvalidMessageError, match="more than 65536 bytes"):
+        Message.read(answer)
+    return len(answer) < 2 * Message.MAX_BYTES
 
 
 async def test_endless_response_is_cut(trainers: HttpTrainers) -> None:
@@ -121,8 +121,8 @@ async def test_traces_are_signed_and_only_their_beginning_is_read(
     trainers: HttpTrainers,
 ) -> None:
     async with TrainerServer() as server:
-        server.traces = 200, b" " * Answer.MAX_BYTES
-        assert await trainers.traces(server.address, token=TOKEN) == b" " * Answer.MAX_BYTES
+        server.traces = 200, b" " * Message.MAX_BYTES
+        assert await trainers.traces(server.address, token=TOKEN) == b" " * Message.MAX_BYTES
         assert_signed(server)
         server.traces = 200, b" " * 4_000_000
         assert is_refused(await trainers.traces(server.address, token=TOKEN))
@@ -237,25 +237,26 @@ async def test_assignment_returns_the_launchers_group(
 ) -> None:
     async with TrainerServer() as server:
         server.world = status, content
-        document = {"generation": 5, "start": True}
-        told = trainers.put_world(server.address, document, wait_seconds=5, token=TOKEN)
+        group = GroupAssignment(job_uid="u", attempt=0, generation=5, nodes=2, master_addr="j")
+        told = trainers.put_world(server.address, group, wait_seconds=5, token=TOKEN)
         assert await told == (knows and WorldAnswer(*knows))
         assert server.asked == ["PUT /world?wait=5"]
         assert_signed(server)
-        assert [json.loads(sent) for sent in server.documents] == [document]
-    told = trainers.put_world(server.address, document, wait_seconds=5, token=TOKEN)
+        assert [json.loads(sent) for sent in server.documents] == [json.loads(to_json(group))]
+    told = trainers.put_world(server.address, group, wait_seconds=5, token=TOKEN)
     assert await told is None
 
 
 async def test_poll_returns_the_launchers_response(trainers: HttpTrainers) -> None:
+    poll = {"after": 3, "wait_seconds": 20, "lead_seconds": 5}
     async with TrainerServer() as server:
-        asked = trainers.poll_world(server.address, after=3, wait_seconds=20, token=TOKEN)
+        asked = trainers.poll_world(server.address, **poll, token=TOKEN)
         assert await asked == b'{"generation": 1}'
-        assert server.asked == ["GET /world?after=3&wait=20"]
+        assert server.asked == ["GET /world?after=3&wait=20&lead=5"]
         assert_signed(server)
         server.world = 503, b""
-        asked = trainers.poll_world(server.address, after=3, wait_seconds=20, token=TOKEN)
+        asked = trainers.poll_world(server.address, **poll, token=TOKEN)
         assert await asked == "HTTP status 503"
         server.world = 200, b" " * 70_000
-        asked = trainers.poll_world(server.address, after=3, wait_seconds=20, token=TOKEN)
+        asked = trainers.poll_world(server.address, **poll, token=TOKEN)
         assert is_refused(await asked)

@@ -50,6 +50,11 @@ def with_status(job: DDPJob, **changes: Any) -> DDPJob:
     return replace(job, status=job.status.model_copy(update=changes).noting(**notes))
 
 
+def node_failures(status: DDPJobStatus) -> dict[str, int]:
+    """Return how many failures count for each node."""
+    return {one.name: one.failures for one in status.bookkeeping.nodes if one.failures}
+
+
 def edited(job: DDPJob, **spec: Any) -> DDPJob:
     """Return the job after its user has changed its spec."""
     after = DDPJob.parse(

@@ -8,6 +8,7 @@ that Kubernetes behaves the same; the integration tests do that.
 import asyncio
 import copy
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -84,6 +85,8 @@ class FakeApiServer:
         # Labels of every namespace: any requested one exists.
         self.namespace_labels: dict[str, str] = {}
         self.denied: set[tuple[str, str]] = set()
+        # Names of objects that no request for a collection may delete.
+        self.protected: set[str] = set()
         # Bearers of tokens, and the paths that they may get.
         self.bearers: dict[str, Object] = {}
         self.visitors: set[tuple[str, str]] = set()
@@ -237,6 +240,8 @@ class FakeApiServer:
             return self._post(plural, body)
         if "watch" in request.query:
             return await self._watch(request, plural, namespace)
+        if request.method == "DELETE":
+            return self._delete_collection(request, plural, namespace, body or {})
         return self._list(request, plural, namespace)
 
     def _answer_object(
@@ -339,9 +344,28 @@ class FakeApiServer:
                 {"kind": "Status", "status": "Success", "details": {"uid": uid}}
             )
         updated = self.update(*key, terminating)
+        if stored["metadata"].get("finalizers"):
+            return web.json_response({**updated, "kind": "Pod"})
         if not stored.get("spec", {}).get("nodeName") or grace == 0:
             self.delete(*key)
         return web.json_response({**updated, "kind": "Pod"})
+
+    def _delete_collection(
+        self, request: web.Request, plural: str, namespace: str | None, options: Object
+    ) -> web.Response:
+        """Delete the selected objects one after the other, up to the first refusal. Return them as
+        they were before.
+        """
+        selected = {
+            key: copy.deepcopy(stored)
+            for key, stored in self.objects.items()
+            if key[0] == plural and namespace in (None, key[1]) and _selected(request, stored)
+        }
+        for key in selected:
+            if key[2] in self.protected:
+                return _status(403, "Forbidden", f"a webhook protects {key[2]}")
+            self._delete(key, options)
+        return web.json_response({"kind": "List", "items": list(selected.values())})
 
     def _list(self, request: web.Request, plural: str, namespace: str | None) -> web.Response:
         token = request.query.get("continue")
@@ -415,15 +439,18 @@ class FakeApiServer:
         return response
 
 
-def labels_of(request: web.Request) -> dict[str, str]:
-    """Return the equality requirements of the request's label selector."""
-    selector = request.query.get("labelSelector", "")
-    return dict(part.split("=", 1) for part in selector.split(",") if part)
+_REQUIREMENT = re.compile(r"([^,=() ]+)(?:=([^,]*)| in \(([^()]+)\))(?:,|$)")
 
 
 def _selected(request: web.Request, manifest: Object) -> bool:
+    """Return whether an object meets the label selector: `name=value` or `name in (a,b)`."""
     labels = manifest["metadata"].get("labels", {})
-    return all(labels.get(name) == value for name, value in labels_of(request).items())
+    selector = request.query.get("labelSelector", "")
+    assert _REQUIREMENT.sub("", selector) == "", f"a bad selector: {selector}"
+    return all(
+        labels.get(name) in (several.split(",") if several else [one])
+        for name, one, several in _REQUIREMENT.findall(selector)
+    )
 
 
 def _status(code: int, reason: str, message: str) -> web.Response:

@@ -8,12 +8,10 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from ddp_operator import startup
 from ddp_operator.api.constants import KUEUE_RETRIABLE, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.tokens.access import Access
-from ddp_operator.handlers import JOBS
 from ddp_operator.job.planning.decisions import finish
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests, multikueue
@@ -24,6 +22,8 @@ from ddp_operator.kube.election.lease import LeaderLease
 from ddp_operator.kube.own_secret import own_secret
 from ddp_operator.kube.resources import PODS
 from ddp_operator.ports import Event, Key
+from ddp_operator.process import startup
+from ddp_operator.process.handlers import JOBS
 
 from tests.good_manifests import GOOD_MANIFESTS
 from tests.mergepatch import merged

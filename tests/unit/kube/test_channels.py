@@ -2,8 +2,8 @@ import asyncio
 import contextlib
 
 import pytest
+from ddp_client.remote.channels import Ran, open_exec, open_port, run_in_pod
 from ddp_operator.kube import ApiClient
-from ddp_operator.kube.channels import Ran, open_exec, open_port, run_in_pod
 from ddp_operator.kube.errors import AnswerTooLargeError
 from ddp_operator.ports import (
     ForbiddenError,

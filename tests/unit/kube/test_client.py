@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 from ddp_operator import __version__
+from ddp_operator.api.constants import RECURSION
 from ddp_operator.kube import ApiClient, Credentials, load_credentials
-from ddp_operator.kube.client import RECURSION
 from ddp_operator.kube.errors import AnswerTooLargeError, GoneError
 from ddp_operator.ports import (
     AlreadyExistsError,

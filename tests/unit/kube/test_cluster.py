@@ -2,13 +2,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from ddp_operator.api.constants import KUEUE_BOOST
 from ddp_operator.api.node_signals import DEFAULT_RULES
 from ddp_operator.kube import (
     ALL_NODES,
+    MAX_PAGE_BYTES,
     NODES,
     ApiClient,
     KubeCluster,
@@ -341,6 +342,87 @@ async def test_later_pod_of_the_same_name_is_not_deleted(
     server.frozen = False
     server.wake()
     await view.shows({"a": ""})
+
+
+ATTEMPT: Final = {"job": ["job"], "index": ["0", "1", "2"]}
+
+
+async def numbered(blind: KubePods, *indexes: str) -> dict[Key, str | None]:
+    """Create pods with an index, as their label and name, and return their UIDs."""
+    for index in indexes:
+        manifest = {**owned(index), "spec": {"nodeName": "node-1"}}
+        manifest["metadata"]["labels"]["index"] = index
+        await blind.create_pod(manifest)
+    return {Key("ns", name): blind.uid_of(Key("ns", name)) for name in indexes}
+
+
+def ending(server: FakeApiServer) -> list[str]:
+    pods = server.objects.values()
+    return [pod["metadata"]["name"] for pod in pods if "deletionTimestamp" in pod["metadata"]]
+
+
+async def test_pods_are_deleted_by_one_request(
+    blind: KubePods, view: Running, server: FakeApiServer
+) -> None:
+    pods = await numbered(blind, "0", "1", "2")
+    await numbered(blind, "3")
+    server.update("pods", "ns", "1", {"metadata": {"finalizers": ["kueue.x-k8s.io/managed"]}})
+    for _ in range(2):  # a repetition is harmless
+        rest = await blind.delete_pods(pods, labels=ATTEMPT, grace_seconds=15)
+        assert rest == []
+        assert ending(server) == ["0", "1", "2"]
+    deletions = [request for request in server.requests if request.method == "DELETE"]
+    assert {request.path for request in deletions} == {"/api/v1/namespaces/ns/pods"}
+    assert {request.query["labelSelector"] for request in deletions} == {
+        "job in (job),index in (0,1,2)"
+    }
+    assert deletions[0].body["gracePeriodSeconds"] == 15
+    assert "preconditions" not in deletions[0].body
+    assert "PartialObjectMetadataList" in deletions[0].headers["Accept"]
+    assert ("0", "") in blind.pods_of(JOB), "only the watch knows how they end"
+    server.frozen = False
+    server.wake()
+    await view.shows({**dict.fromkeys("012", "Terminating"), "3": ""})
+
+
+async def test_pods_that_the_labels_do_not_select_are_returned(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    pods = await numbered(blind, "0", "1", "2")
+    server.update("pods", "ns", "1", {"metadata": {"labels": {"index": "9"}}})
+    server.delete("pods", "ns", "2")
+    rest = await blind.delete_pods(pods, labels=ATTEMPT, grace_seconds=None)
+    assert rest == [Key("ns", "1"), Key("ns", "2")]
+    assert ending(server) == ["0"]
+
+
+@pytest.mark.parametrize("reason", ["a webhook", "no right", "a conflict", "a large answer"])
+async def test_pods_of_a_refused_request_are_returned(
+    blind: KubePods, server: FakeApiServer, reason: str
+) -> None:
+    pods = await numbered(blind, "0", "1", "2")
+    if reason == "a webhook":
+        server.protected = {"1"}
+    else:
+        server.faults = [
+            {
+                "no right": Fault("DELETE", 403, {"reason": "Forbidden"}),
+                "a conflict": Fault("DELETE", 409, {"reason": "Conflict"}),
+                "a large answer": Fault("DELETE", 200, "x" * (MAX_PAGE_BYTES + 1)),
+            }[reason]
+        ]
+    rest = await blind.delete_pods(pods, labels=ATTEMPT, grace_seconds=None)
+    assert list(rest) == list(pods)
+
+
+@pytest.mark.parametrize("labels", [{}, {"index": []}])
+async def test_pods_are_never_deleted_without_labels(
+    blind: KubePods, server: FakeApiServer, labels: dict[str, list[str]]
+) -> None:
+    pods = await numbered(blind, "0", "1")
+    with pytest.raises(ValueError, match="all pods of the namespace"):
+        await blind.delete_pods(pods, labels=labels, grace_seconds=None)
+    assert server.count("DELETE") == 0
 
 
 async def test_labels_are_set_and_removed(

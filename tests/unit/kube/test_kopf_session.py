@@ -13,8 +13,9 @@ import aiohttp
 import kopf
 import pytest
 from ddp_operator.api.constants import GROUP, PLURAL, VERSION
-from ddp_operator.handlers import settings
-from ddp_operator.kube import MAX_PAGE_BYTES, PAGE_SIZE, Connection, Resource, session_for
+from ddp_operator.kube import MAX_PAGE_BYTES, PAGE_SIZE, Connection, Resource
+from ddp_operator.kube.kopf_session import session_for
+from ddp_operator.process.handlers import settings
 
 from tests.unit.kube.fake_api_server import FakeApiServer
 

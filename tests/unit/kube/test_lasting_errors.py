@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from ddp_operator.engine.engine import Engine
-from ddp_operator.handlers import JOBS
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube import PODS, ApiClient, Credentials, KubeCluster, Reflector
+from ddp_operator.process.handlers import JOBS
 
 from tests.unit.engine.fakes import SETTINGS
 from tests.unit.engine.test_reconciler import KEY, job

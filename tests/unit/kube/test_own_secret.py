@@ -5,9 +5,9 @@ import base64
 from typing import Any
 
 import pytest
-from ddp_operator import startup
 from ddp_operator.kube import ApiClient, own_secret
 from ddp_operator.ports import ForbiddenError, Key, UnavailableError
+from ddp_operator.process import startup
 
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 

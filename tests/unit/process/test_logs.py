@@ -5,9 +5,9 @@ import logging
 import signal
 
 import pytest
-from ddp_operator import process
 from ddp_operator.__main__ import main
-from ddp_operator.logs import JsonFormatter, OneLineFormatter, one_line
+from ddp_operator.process import run
+from ddp_operator.process.logs import JsonFormatter, OneLineFormatter, one_line
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,7 +88,7 @@ def test_log_format_selects_the_formatter(
         patched.setattr(logging, "basicConfig", lambda **given: chosen.update(given))
         patched.setattr(logging, "getLogger", logging.Logger)  # log levels are global
         patched.setattr(signal, "signal", lambda *_: None)
-        patched.setattr(process, "run", lambda _: 0)
+        patched.setattr(run, "run", lambda _: 0)
         assert main(["run", "--log-format", log_format]) == 0
     [handler] = chosen["handlers"]
     assert type(handler.formatter) is formatter

@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.node_signals import DEFAULT_RULES
 from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.kube import ApiClient
-from ddp_operator.replica import Replica
+from ddp_operator.process.replica import Replica
 
 from tests.unit.engine.fakes import SETTINGS
 

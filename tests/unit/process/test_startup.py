@@ -8,12 +8,13 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from ddp_operator import __version__, startup
+from ddp_operator import __version__
 from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.kube import ApiClient
 from ddp_operator.ports import ForbiddenError, Key, NotFoundError, UnavailableError
+from ddp_operator.process import crd_fit, startup
 
 OPERATOR = {"name": "operator", "image": "registry.example/operator:1"}
 MESH = {"name": "mesh", "image": "mesh:2"}
@@ -38,7 +39,7 @@ async def reach(*answers: Exception | str) -> str:
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "_RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(startup, "_CRD_SECONDS", 0.0)
+    monkeypatch.setattr(crd_fit, "_CRD_SECONDS", 0.0)
 
 
 async def test_unreachable_server_is_awaited_and_logged_once_a_minute(
@@ -108,7 +109,7 @@ def with_version(version: str | None) -> ApiClient:
 
 
 def test_manifests_allow_reading_only_the_operators_secret() -> None:
-    rbac = Path(__file__).parents[2] / "manifests/install/rbac.yaml"
+    rbac = Path(__file__).parents[3] / "manifests/install/rbac.yaml"
     rules = [
         (document["kind"], document["metadata"].get("namespace"), rule)
         for document in yaml.safe_load_all(rbac.read_text())
@@ -221,7 +222,7 @@ async def comparison(
     caplog.clear()
     noted: list[Difference] = []
     with caplog.at_level(logging.INFO):
-        await startup.when_crd_fits(cast(ApiClient, server), noted.append)
+        await crd_fit.when_crd_fits(cast(ApiClient, server), noted.append)
     return noted[-1], [f"{record.levelname} {record.message}" for record in caplog.records]
 
 
@@ -296,10 +297,10 @@ async def test_operator_acts_although_the_crd_lacks_fields_for_people(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     crd, fields = with_fields()
-    del fields["status"]["properties"]["progress"]["properties"]["trainedSeconds"]
+    del fields["status"]["properties"]["progress"]["properties"]["lastStepTime"]
     found, [line] = await comparison(Server(crd), caplog)
-    assert found.lacking == {"status.progress.trainedSeconds"}
-    assert "drops or refuses status.progress.trainedSeconds: apply the CRD" in line
+    assert found.lacking == {"status.progress.lastStepTime"}
+    assert "drops or refuses status.progress.lastStepTime: apply the CRD" in line
 
 
 async def test_missing_permission_to_read_the_crd_is_logged(

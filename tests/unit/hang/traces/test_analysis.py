@@ -5,7 +5,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from ddp_operator.hang.traces import Verdict, analyse, headline
+from ddp_operator.hang.traces import TraceAnalysis, analyse, headline
 from ddp_operator.hang.traces.records import Op
 from hypothesis import assume, given
 
@@ -55,7 +55,7 @@ def calls(ranks: Ranks, rank: int) -> list[tuple[str, str, int]]:
     return found
 
 
-def named(verdict: Verdict) -> list[int]:
+def named(verdict: TraceAnalysis) -> list[int]:
     return [*verdict.ranks]
 
 
@@ -267,7 +267,7 @@ def transfer(record: int, name: str, *, seq: int = 1, done: bool = False) -> dic
     }
 
 
-def pipeline(entries: dict[int, list[dict[str, Any]]]) -> Verdict:
+def pipeline(entries: dict[int, list[dict[str, Any]]]) -> TraceAnalysis:
     """Return the verdict about ranks 4, 5 and 7, which are 0, 1 and 2 in their group."""
     config = {"1": {"name": "1", "desc": "PIPELINE", "ranks": "[4, 5, 7]"}}
     return analyse(

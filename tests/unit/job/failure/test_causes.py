@@ -1,11 +1,13 @@
 """Tests of the cause among several failures, and of pods that cannot start."""
 
+import json
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Progress
 from ddp_operator.job.planning.gaps import UNSTARTABLE_SECONDS
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
@@ -18,6 +20,7 @@ from tests.unit.job.builders import (
     ready,
     running_job,
     stored,
+    with_status,
 )
 
 LOST_PEER = "RuntimeError: Connection closed by peer"
@@ -144,7 +147,7 @@ class TestCannotStart:
         job = self.waiting(since=later(100))
         job = stored(job, plan(job, [ready(job, 0), self.stuck(job, "ErrImagePull")], later(200)))
         [gap] = job.status.gaps
-        assert (gap.reason, gap.since, gap.node) == ("CannotStart", later(100), "node-a")
+        assert (gap.reason, gap.since, gap.node_ranks) == ("CannotStart", later(100), "1")
 
     def test_invalid_image_name_fails_at_once(self) -> None:
         job = fresh_job()
@@ -165,3 +168,43 @@ class TestCannotStart:
         assert (planned.status.phase, planned.status.reason) == ("Restarting", "NodeFailed")
         assert (planned.status.attempt, planned.status.restarts) == (1, 0)
         assert planned.status.gaps == ()
+
+
+class TestMistakesInTheCommand:
+    """No restart helps a command that fails alike in all pods before the first step."""
+
+    MESSAGE = "python: can't open file '/train.py': [Errno 2] No such file or directory"
+
+    @pytest.mark.parametrize("launcher", [False, True])
+    def test_job_fails_at_once(self, launcher: bool) -> None:
+        job, _ = running_job()
+        report = {"rank": 0, "printed": True, "error": f"exit code 2\n{self.MESSAGE}"}
+        message = json.dumps(report) if launcher else self.MESSAGE
+        pods = [ended(job, i, code=2, message=message) for i in range(2)]
+        status = plan(job, pods, later(60)).status
+        assert (status.phase, status.reason) == ("Failed", "ConfigurationError")
+        assert "can't open file '/train.py'" in status.message
+        assert cause_of(job, *pods)[1] == "Configuration"
+
+    def test_other_pods_are_awaited_a_moment(self) -> None:
+        job, pods = running_job()
+        one = ended(job, 0, code=2, at=60, message=self.MESSAGE)
+        assert plan(job, [one, pods[1]], later(61)).status.failures == ()
+
+    def test_one_pod_alone_restarts(self) -> None:
+        job, pods = running_job()
+        assert cause_of(job, ended(job, 0, code=2, at=1, message=self.MESSAGE), pods[1]) == (
+            *(0, "Application", True),
+        )
+
+    def test_different_ends_restart(self) -> None:
+        job, _ = running_job()
+        pods = [ended(job, i, code=1 + i, message=self.MESSAGE) for i in range(2)]
+        assert cause_of(job, *pods) == (0, "Application", True)
+
+    def test_job_that_has_trained_restarts(self) -> None:
+        job, _ = running_job()
+        progress = {"step": 7, "updatedAt": "2026-01-01T00:00:00Z"}
+        job = with_status(job, progress=Progress.model_validate(progress))
+        pods = [ended(job, i, code=2, message=self.MESSAGE) for i in range(2)]
+        assert cause_of(job, *pods) == (0, "Application", True)

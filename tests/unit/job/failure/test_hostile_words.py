@@ -62,6 +62,7 @@ def seconds_for(message: str) -> float:
         symptoms.is_of_command,
         symptoms.torchrun_rank,
         symptoms.headline,
+        symptoms.known,
     ):
         function.cache_clear()
     began = time.process_time()
@@ -69,6 +70,7 @@ def seconds_for(message: str) -> float:
     failure = records.of_pod(job, pod, later(60))
     classes.is_consequence(failure)
     records.describe(failure)
+    symptoms.known(failure.message, failure.reason)
     return time.process_time() - began
 
 

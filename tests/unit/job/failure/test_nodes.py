@@ -26,6 +26,7 @@ from tests.unit.job.builders import (
     ended,
     fresh_job,
     later,
+    node_failures,
     pod,
     running_job,
     stored,
@@ -79,9 +80,9 @@ def names(term: dict[str, Any]) -> list[str]:
 
 def test_node_that_fails_twice_is_avoided_if_others_fit() -> None:
     once = after(fresh_job(), failure("node-a"))
-    assert (once.status.node_failures, once.status.excluded_nodes) == ({"node-a": 1}, ())
+    assert (node_failures(once.status), once.status.excluded_nodes) == ({"node-a": 1}, ())
     twice = after(once, failure("node-b"), failure("node-a"), at=10)
-    assert twice.status.node_failures == {"node-a": 2, "node-b": 1}
+    assert node_failures(twice.status) == {"node-a": 2, "node-b": 1}
     assert twice.status.excluded_nodes == ("node-a",)
     assert avoided(twice) == ([], ["node-a"])
 
@@ -104,7 +105,7 @@ def test_other_failures_do_not_count_for_the_node(
     class_: FailureClass, more: dict[str, Any]
 ) -> None:
     job = after(fresh_job(), *[failure("node-a", class_, **more)] * 5)
-    assert (job.status.node_failures, job.status.excluded_nodes) == ({}, ())
+    assert (node_failures(job.status), job.status.excluded_nodes) == ({}, ())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_node_where_a_pod_could_not_begin_is_avoided_at_once(
     class_: FailureClass, reason: str
 ) -> None:
     job = after(fresh_job(), failure("node-a", class_, reason=reason, exit_code=None))
-    assert job.status.node_failures == {"node-a": 1}
+    assert node_failures(job.status) == {"node-a": 1}
     assert avoided(job) == ([], ["node-a"])
 
 
@@ -163,9 +164,9 @@ def test_failure_told_by_launcher_and_by_pod_counts_once() -> None:
     again = first.updated(exit_code=2, continued=True)
     other = failure("node-b", pod="digits-0-2", continued=True)
     job = after(fresh_job(), first, again, other)
-    assert job.status.node_failures == {"node-a": 1, "node-b": 1}
+    assert node_failures(job.status) == {"node-a": 1, "node-b": 1}
     job = after(job, first, at=100)
-    assert job.status.node_failures == {"node-a": 2, "node-b": 1}
+    assert node_failures(job.status) == {"node-a": 2, "node-b": 1}
 
 
 @pytest.mark.parametrize(
@@ -312,7 +313,7 @@ class TestDropped:
         job = replace(job, status=usable_again(job.status, ["node-a"]))
         job = after(job, nodes=nodes)
         assert avoided(job) == ([], ["node-a"])
-        assert job.status.node_failures == {}
+        assert node_failures(job.status) == {}
         rebooted = [replace(nodes[0], boot_id="b2"), *EIGHT[1:]]
         assert avoided(after(job, nodes=rebooted)) == (["node-a"], [])
 
@@ -326,12 +327,12 @@ class TestBootIds:
         job = after(fresh_job(), *[failure("node-a", **more)] * 2)
         assert job.status.excluded_nodes == ("node-a",)
         job = after(job, nodes=self.REBOOTED)
-        assert (job.status.excluded_nodes, job.status.node_failures) == ((), {})
+        assert (job.status.excluded_nodes, node_failures(job.status)) == ((), {})
 
     def test_failures_before_a_reboot_do_not_count(self) -> None:
         job = after(fresh_job(), failure("node-a"))
         job = after(job, failure("node-a"), nodes=self.REBOOTED, at=10)
-        assert (job.status.excluded_nodes, job.status.node_failures) == ((), {"node-a": 1})
+        assert (job.status.excluded_nodes, node_failures(job.status)) == ((), {"node-a": 1})
 
     @pytest.mark.parametrize("nodes", [(), UNKNOWN])
     def test_unknown_boot_ids_forget_nothing(self, nodes: Sequence[Node]) -> None:
@@ -390,7 +391,7 @@ def test_only_broken_devices_bar_a_node(failures: list[Failure], count: int, lim
     assert set(barred) <= broken
     assert not {*barred} & {*others}
     assert (*barred, *others) == job.status.excluded_nodes
-    assert sum(job.status.node_failures.values()) <= len(failures)
+    assert sum(node_failures(job.status).values()) <= len(failures)
     assert after(job, nodes=EIGHT[:count]).status == job.status, "it is stable"
 
 

@@ -5,6 +5,7 @@ from ddp_operator.job.failure.symptoms import (
     headline,
     is_of_another_rank,
     is_of_command,
+    is_of_command_line,
     is_of_node,
     torchrun_rank,
 )
@@ -222,6 +223,43 @@ def test_headline(message: str, expected: str) -> None:
     assert headline(message) == expected
 
 
+RAN = "ran for 600027 milliseconds before timing out."
+WATCHDOG = f"[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=199) {RAN}"
+FRAMES = (
+    "Exception raised from checkTimeout at /pytorch/ProcessGroupNCCL.cpp:688 (most recent first):\n"
+    "frame #0: c10::Error::Error(c10::SourceLocation) + 0x80 (0x7f in libc10.so)\n"
+    "frame #1: c10d::ProcessGroupNCCL::WorkNCCL::checkTimeout(int) + 0x247 (0x7f in libtorch.so)\n"
+    "\nException raised from run at /pytorch/ProcessGroupNCCL.cpp:2063 (most recent call first):\n"
+    "frame #5: clone + 0x44 (0x7f in libc.so.6)\n"
+)
+"""The end of a rank that torch's watchdog aborts; kubelets keep the last 2048 bytes of it."""
+
+
+@pytest.mark.parametrize("text", [WATCHDOG + "\n" + FRAMES, f"00) {RAN}\n{FRAMES}", FRAMES])
+def test_abort_of_the_watchdog_is_of_another_rank(text: str) -> None:
+    assert is_of_another_rank(text)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (f"terminate called after throwing E\n  what():  {WATCHDOG}\n{FRAMES}", WATCHDOG),
+        (f"00) {RAN}\n{FRAMES}", f"00) {RAN}"),
+        ("frame #4: a\nframe #5: clone + 0x44", "frame #5: clone + 0x44"),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: a.cpp:1, remote process exited\n"
+            "ncclRemoteError: A call failed possibly due to a network error.\nLast error:\n"
+            "socketPollConnect: connect to 10.8.0.7<43> returned Connection refused(111)",
+            "ncclRemoteError: socketPollConnect: connect to 10.8.0.7<43> returned Connection "
+            "refused(111)",
+        ),
+    ],
+    ids=["what", "end of a sentence", "frames alone", "last error of NCCL"],
+)
+def test_headline_is_no_stack_frame_if_there_is_a_cause(message: str, expected: str) -> None:
+    assert headline(message) == expected
+
+
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
@@ -282,3 +320,39 @@ def test_messages_of_a_broken_node(message: str, *, expected: bool) -> None:
 )
 def test_messages_of_a_bad_command(message: str, *, expected: bool) -> None:
     assert is_of_command(message) is expected
+
+
+NO_FILE = "python: can't open file '/train.py': [Errno 2] No such file or directory"
+NO_MODULE = """Traceback (most recent call last):
+  File "/work/train.py", line 1, in <module>
+    import transformers
+ModuleNotFoundError: No module named 'transformers'
+"""
+NO_FLAG = """usage: train.py [-h] [--lr LR]
+train.py: error: unrecognized arguments: --rate 1
+"""
+BAD_SYNTAX = """  File "train.py", line 3
+    for step in range(10)
+                         ^
+SyntaxError: expected ':'
+"""
+
+
+@pytest.mark.parametrize("message", [NO_FILE, NO_MODULE, NO_FLAG, BAD_SYNTAX])
+def test_mistakes_in_a_command_are_known(message: str) -> None:
+    assert is_of_command_line(message)
+    assert is_of_command_line(f"warning: slow\n{message}\n{TORCHRUN}")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"{NO_FLAG}\nstarted",
+        f"{NO_MODULE}\nDuring handling of the above exception, another exception occurred:\n"
+        "Traceback (most recent call last):\nRuntimeError: the loader failed",
+        of_rank(0, OWN),
+        "",
+    ],
+)
+def test_other_ends_are_no_mistakes_in_a_command(message: str) -> None:
+    assert not is_of_command_line(message)

@@ -1,4 +1,4 @@
-"""Tests of checkpoints that are requested before nodes are terminated."""
+"""Tests of checkpoints and moves before nodes are terminated or maintained."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Node
+from ddp_operator.ports import Node, Nodes
 
 from tests.message_style import faults
 from tests.unit.job.builders import (
@@ -19,6 +19,7 @@ from tests.unit.job.builders import (
     later,
     running_job,
     stored,
+    with_status,
 )
 
 TAINT = "taint cloud.google.com/impending-node-termination"
@@ -112,3 +113,73 @@ class TestCheckpoints:
         job = stored(job, acting)
         assert len(job.status.bookkeeping.asked_nodes) == 100
         assert planned(job, pods, nodes).ask_checkpoint == ""
+
+
+class TestScheduledMaintenance:
+    """GKE announces a maintenance up to seven days ahead, by a label with its time."""
+
+    BEGINS = later(86_400)
+
+    def job(self, **spec: Any) -> tuple[DDPJob, list[PodState], list[Node]]:
+        job, pods = spread(**{"restart": {"scope": "Pod"}, **spec})
+        job = with_status(job, launcher="Pod")
+        pods = [replace(pod, address=f"10.0.0.{pod.identity.index}:29501") for pod in pods]
+        return job, pods, [WELL[0], replace(WELL[1], maintenance_at=self.BEGINS), *WELL[2:]]
+
+    def test_job_trains_on_until_half_an_hour_before(self) -> None:
+        job, pods, nodes = self.job()
+        early = planned(job, pods, nodes)
+        assert (early.decided, early.ask_checkpoint) == (False, "")
+        assert early.requeue_at == self.BEGINS - timedelta(minutes=30)
+
+    @pytest.mark.parametrize("change", [{"address": ""}, {"ready": False}])
+    def test_job_is_looked_at_in_time_without_its_rank_0(self, change: dict[str, Any]) -> None:
+        job, pods, nodes = self.job()
+        silent = planned(job, [replace(pods[0], **change), pods[1]], nodes)
+        assert silent.requeue_at is not None
+        assert silent.requeue_at <= self.BEGINS - timedelta(minutes=30)
+
+    def test_half_an_hour_before_a_checkpoint_and_a_successor_are_requested(self) -> None:
+        job, pods, nodes = self.job()
+        half_before = self.BEGINS - timedelta(minutes=30)
+        wanted = plan(job, pods, half_before, nodes=Nodes(nodes))
+        assert event_reasons(wanted) == ["SuccessorWanted"]
+        message = wanted.events[0].message
+        assert message.endswith(
+            "node node-b is about to be terminated (maintenance at 2026-03-02T12:00:00Z)"
+        )
+        assert list(faults(message)) == []
+        job = stored(job, wanted)
+        assert job.status.bookkeeping.nodes_to_leave == ("node-b",)
+        asking = plan(job, pods, half_before, nodes=Nodes(nodes))
+        assert event_reasons(asking) == ["CheckpointRequested"]
+        assert asking.ask_checkpoint == "10.0.0.0:29501"
+        assert asking.requeue_at == self.BEGINS - timedelta(minutes=10)
+        job = stored(job, asking)
+        assert plan(job, pods, half_before, nodes=nodes).ask_checkpoint == ""
+
+    def test_second_checkpoint_is_requested_just_before(self) -> None:
+        job, pods, nodes = self.job(replicas=2, scheduling={"queueName": "q"})
+        half_before, due = (self.BEGINS - timedelta(minutes=m) for m in (30, 10))
+        job = stored(job, plan(job, pods, half_before, nodes=nodes))
+        acting = plan(job, pods, due, nodes=nodes)
+        assert acting.ask_checkpoint
+        assert "node node-b ends at 2026-03-02T12:00:00Z" in acting.events[0].message
+        assert plan(stored(job, acting), pods, due, nodes=nodes).ask_checkpoint == ""
+
+    def test_time_that_has_passed_is_ignored(self) -> None:
+        """The label stayed, or the time is wrong: the node is not left for it again and again."""
+        job, pods, nodes = self.job()
+        over = plan(job, pods, self.BEGINS, nodes=nodes)
+        assert (over.decided, over.ask_checkpoint, over.events) == (False, "", ())
+
+
+def test_nodes_are_replaced_once_for_the_same_change() -> None:
+    nodes = Nodes(WELL)
+    changed = (replace(WELL[1], leaving=TAINT),)
+    replaced = nodes.replacing(changed)
+    assert list(replaced) == [WELL[0], *changed, *WELL[2:]]
+    assert list(replaced.unwell) == ["node-b"]
+    assert nodes.replacing((replace(WELL[1], leaving=TAINT),)) is replaced
+    assert list(nodes.replacing((replace(WELL[2], bad="x"),)).unwell) == ["node-c"]
+    assert not nodes.unwell

@@ -8,9 +8,9 @@ import orjson
 import pytest
 from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import MAX_CLOCKS, DDPJobStatus, GapClock, GapReason, GapRecord
+from ddp_operator.api.status import MAX_GAPS, DDPJobStatus, GapReason, GapRecord
 from ddp_operator.engine.status_patch import News, as_stored, news
-from ddp_operator.job.planning import gap_clocks
+from ddp_operator.job.planning import gap_records
 from ddp_operator.job.planning.gaps import NODE_SECONDS, UNSTARTABLE_SECONDS
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.observed import Gap
@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 
 from tests.good_manifests import Json
 from tests.unit.cpu_budget import loops
-from tests.unit.job.builders import NOW, fresh_job, later, pod, ready, stored, with_status
+from tests.unit.job.builders import fresh_job, later, pod, ready, stored, with_status
 
 REASONS: Sequence[GapReason] = ("Unscheduled", "NotStarted", "CannotStart", "Silent")
 
 
 def remembered(gaps: Sequence[Gap]) -> dict[int, Gap]:
     """Return the gaps as the next plan reads them from the stored status."""
-    status = DDPJobStatus().noting(gap_clocks=gap_clocks.record(gaps))
+    status = DDPJobStatus(gaps=gap_records.record(gaps))
     status = DDPJobStatus.model_validate(as_stored(status))
-    return {gap.node_rank: gap for gap in gap_clocks.stored(status)}
+    return {gap.node_rank: gap for gap in gap_records.stored(status)}
 
 
 def started(size: int, *, every: float, reason: GapReason = "NotStarted") -> list[Gap]:
@@ -54,7 +54,7 @@ def test_each_gap_keeps_its_reason_and_never_gets_an_earlier_time(
         kept = known[gap.node_rank]
         assert kept.reason == gap.reason
         assert gap.since <= kept.since <= later(2000)
-        assert distinct > MAX_CLOCKS or kept.since == gap.since
+        assert distinct > MAX_GAPS or kept.since == gap.since
     assert remembered(list(known.values())) == known
 
 
@@ -79,46 +79,38 @@ def test_clocks_that_are_merged_again_and_again_hardly_move() -> None:
 def test_record_of_the_largest_group_is_small(size: int, most: int, step: int) -> None:
     """Neighbours have different clocks, so that no two ranks make a range."""
     gaps = [Gap(rank, REASONS[rank % (step + 1)], later(rank * step % 977)) for rank in range(size)]
-    clocks = gap_clocks.record(gaps)
-    assert len(clocks) <= MAX_CLOCKS
-    bookkeeping = as_stored(DDPJobStatus().noting(gap_clocks=clocks))["bookkeeping"]
-    assert len(orjson.dumps(bookkeeping["gapClocks"])) <= most * 1024
+    clocks = gap_records.record(gaps)
+    assert len(clocks) <= MAX_GAPS
+    assert len(orjson.dumps(as_stored(DDPJobStatus(gaps=clocks))["gaps"])) <= most * 1024
     assert remembered(gaps).keys() == set(range(size))
-
-
-def test_gaps_of_an_earlier_release_keep_their_clocks() -> None:
-    shown = (GapRecord(node_rank=3, reason="CannotStart", since=NOW, node="node-3"),)
-    assert gap_clocks.stored(DDPJobStatus(gaps=shown)) == (Gap(3, "CannotStart", NOW, "node-3"),)
 
 
 def test_record_edited_by_hand_is_read_within_limits() -> None:
     clocks = tuple(
-        GapClock(reason="Silent", since=later(n), node_ranks=f"x,-3,0-{n + 99999999},7")
-        for n in range(MAX_CLOCKS)
+        GapRecord(reason="Silent", since=later(n), node_ranks=f"x,-3,0-{n + 99999999},7")
+        for n in range(MAX_GAPS)
     )
-    job = with_status(fresh_job(replicas=3), gap_clocks=clocks)
-    assert len(gap_clocks.stored(job.status)) == MAX_REPLICAS
+    job = with_status(fresh_job(replicas=3), gaps=clocks)
+    assert len(gap_records.stored(job.status)) == MAX_REPLICAS
     assert loops(lambda: plan(job, [], later(9))) < 1
 
 
 def test_changes_of_clocks_alone_may_wait() -> None:
     before, after = (
-        DDPJobStatus().noting(gap_clocks=gap_clocks.record(started(size, every=1)))
-        for size in (40, 41)
+        DDPJobStatus(gaps=gap_records.record(started(size, every=1))) for size in (40, 41)
     )
     assert news(before, after) is News.COUNTS
 
 
-def test_oldest_gaps_are_shown_with_their_times() -> None:
+def test_gaps_are_shown_with_their_times() -> None:
     job = fresh_job(replicas=100)
     job = stored(job, plan(job, [], later(0)))
     pods = [pod(job, index) for index in range(100)]
     job = stored(job, plan(job, pods, later(50)))
-    assert [gap.node_rank for gap in job.status.gaps] == list(range(32))
-    assert {gap.since for gap in job.status.gaps} == {later(0)}
+    assert [(gap.node_ranks, gap.since) for gap in job.status.gaps] == [("0-99", later(0))]
     placed = [replace(ready(job, index), started=later(60)) for index in range(90)]
     job = stored(job, plan(job, [*placed, *pods[90:]], later(70)))
-    assert [gap.node_rank for gap in job.status.gaps] == list(range(90, 100))
+    assert [gap.node_ranks for gap in job.status.gaps] == ["90-99"]
 
 
 class TestManyPods:
@@ -161,14 +153,14 @@ class TestManyPods:
         job = stored(job, plan(job, pods, later(20 + NODE_SECONDS), nodes=nodes))
         assert self.replaced(job) == set(range(100))
 
-    def test_refused_pods_stay_refused_beyond_the_gaps_that_are_shown(self) -> None:
+    def test_refused_pods_stay_refused(self) -> None:
         job = fresh_job(replicas=self.SIZE)
         gaps = [Gap(node_rank, "Refused", later(0)) for node_rank in range(self.SIZE)]
-        job = with_status(job, gap_clocks=gap_clocks.record(gaps))
+        job = with_status(job, gaps=gap_records.record(gaps))
         planned = plan(job, [], later(60))
         assert planned.seen is not None
-        kept = planned.seen.bookkeeping.gap_clocks
-        assert [(clock.reason, clock.since) for clock in kept] == [("Refused", later(0))]
+        kept = planned.seen.gaps
+        assert [(gap.reason, gap.since) for gap in kept] == [("Refused", later(0))]
 
 
 def test_clocks_of_5000_pods_cost_little() -> None:
@@ -176,6 +168,6 @@ def test_clocks_of_5000_pods_cost_little() -> None:
         Gap(rank, reason, later(rank * 13 % 4999))
         for rank, reason in zip(range(5000), itertools.cycle(REASONS), strict=False)
     ]
-    status = DDPJobStatus().noting(gap_clocks=gap_clocks.record(gaps))
-    assert loops(lambda: gap_clocks.record(gaps)) < 0.5
-    assert loops(lambda: gap_clocks.record(gap_clocks.stored(status))) < 0.3
+    status = DDPJobStatus(gaps=gap_records.record(gaps))
+    assert loops(lambda: gap_records.record(gaps)) < 0.5
+    assert loops(lambda: gap_records.record(gap_records.stored(status))) < 0.3

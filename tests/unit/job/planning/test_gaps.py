@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launcher_protocol import LauncherStates
+from ddp_operator.job.membership.launchers import LauncherStates
+from ddp_operator.job.planning import gap_records
 from ddp_operator.job.planning.convergence import report_refusal
 from ddp_operator.job.planning.gaps import NODE_SECONDS, UNSTARTABLE_SECONDS
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
-from ddp_operator.job.status.progress import Report, TrainerStatus
+from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import Node
+from ddp_protocol.progress import TrainerStatus
 
 from tests.good_manifests import Json, template
 from tests.unit.cpu_budget import loops
@@ -48,7 +50,7 @@ UNAVAILABLE = "failed to pull and unpack image: unexpected status: 503 Service U
 
 
 def reasons(job: DDPJob) -> dict[int, str]:
-    return {gap.node_rank: gap.reason for gap in job.status.gaps}
+    return {node_rank: reason for node_rank, (reason, _) in gap_records.known(job.status).items()}
 
 
 def trained(**spec: Any) -> tuple[DDPJob, list[PodState]]:
@@ -311,7 +313,7 @@ class TestStart:
     def test_images_take_longer_and_init_containers_have_no_limit(self) -> None:
         job, pods = trained()
         pulling = [*pods[:2], self.late(job, 2, stage="image")]
-        job = replace(job, status=job.status.without_gaps())
+        job = replace(job, status=job.status.updated(gaps=()))
         assert plan(job, pulling, later(30)).requeue_at == later(30 + 1800)
         begun = [*pods[:2], self.late(job, 2, stage="")]
         planned = plan(job, begun, later(30))
@@ -321,7 +323,7 @@ class TestStart:
     def test_ready_spare_replaces_a_pod_beyond_the_start_timeout(self) -> None:
         job, pods = with_spares()
         late = self.late(job, 1)
-        job = replace(job, status=job.status.without_gaps())
+        job = replace(job, status=job.status.updated(gaps=()))
         seen = [pods[0], late, *pods[2:]]
         job = over_time(job, seen, 100, 700)
         assert group(job).members == "0,3,2"
@@ -563,7 +565,7 @@ class TestLateLosses:
         job = stored(job, plan(job, pods, later(30), report=seen))
         gone = [each for pod in pods for each in self.lost(pod, how)]
         assert plan(job, gone, later(40)).status.phase == "Succeeded"
-        assert plan(with_status(job, progress=None), gone, later(40)).status.attempt == 1
+        assert plan(with_status(job, done_at=None), gone, later(40)).status.attempt == 1
 
     def test_done_of_an_earlier_attempt_does_not_count(self, how: dict[str, Any] | None) -> None:
         job, pods = trained()

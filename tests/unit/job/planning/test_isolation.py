@@ -11,7 +11,7 @@ from ddp_operator.api.constants import OPERATOR_LABELS
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.convergence import report_refusal
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.planning.old_pods import COLLECTION_SECONDS
+from ddp_operator.job.planning.places.old_pods import COLLECTION_SECONDS
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.prerequisites import network_policy

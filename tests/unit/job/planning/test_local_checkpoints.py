@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launcher_protocol import LauncherStates, LauncherStatus
+from ddp_operator.job.membership.launchers import LauncherStates
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
+from ddp_protocol.world import LauncherStatus
 
 from tests.good_manifests import container, template
 from tests.unit.job.builders import ended, event_reasons, fresh_job, group, later, stored

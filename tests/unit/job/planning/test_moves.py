@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import SlowRank
-from ddp_operator.job.membership.launcher_protocol import LauncherStates
+from ddp_operator.api.status import Pace, SlowRank
+from ddp_operator.job.membership.launchers import LauncherStates
 from ddp_operator.job.planning.failures.moves import MAX_SUCCESSORS
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
@@ -38,7 +38,7 @@ WELL = [Node(f"node-{letter}", {}, boot_id=f"boot-{letter}") for letter in "abcd
 SLOW = SlowRank(
     rank=1, pod="digits-0-1", node="node-b", ratio=1.75, seconds_per_step=0.5, since=later(0)
 )
-REPLACE = {"scope": "Pod", "slowRank": {"for": "10m", "action": "Replace"}}
+REPLACE = {"scope": "Pod", "slowRank": {"forSeconds": 600, "action": "Replace"}}
 NOBODY = "no pod on another node is ready to take its place yet"
 
 
@@ -392,9 +392,9 @@ class TestSlowRanks:
         ("at", "changes", "restart"),
         [
             (599, {}, {}),
-            (600, {"faster_in_a_row": 1}, {}),
-            (600, {"pod": "digits-0-1-r1"}, {}),
-            (600, {}, {"slowRank": {"for": "10m"}}),
+            (600, {"pace": Pace(step=9, faster_in_a_row=1)}, {}),
+            (600, {"slow_rank": SLOW.updated(pod="digits-0-1-r1")}, {}),
+            (600, {}, {"slowRank": {"forSeconds": 600}}),
             (600, {}, {"slowRank": None}),
         ],
         ids=["too early", "faster now", "another pod", "only reported", "not requested"],
@@ -403,7 +403,7 @@ class TestSlowRanks:
         self, at: float, changes: dict[str, Any], restart: dict[str, Any]
     ) -> None:
         job, pods = slow_job(restart={**REPLACE, **restart}, spares=1)
-        job = with_status(job, slow_rank=SLOW.updated(**changes))
+        job = with_status(job, **{"slow_rank": SLOW, **changes})
         decision = planned(job, [*pods, outside(job, 3, "node-d")], at=at)
         assert not decision.decided
         assert not decision.status.failures
@@ -420,7 +420,7 @@ class TestSlowRanks:
         job, pods = slow_job()
         job = successor(job, pods)
         for times in (1, 2):
-            job = with_status(job, slow_rank=SLOW.updated(faster_in_a_row=times))
+            job = with_status(job, pace=Pace(step=9, faster_in_a_row=times))
             assert planned(job, pods).status.bookkeeping.successors == 1
         job = with_status(job, slow_rank=None)
         assert planned(job, pods).status.bookkeeping.successors is None

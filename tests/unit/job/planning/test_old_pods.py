@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.planning.old_pods import COLLECTION_SECONDS, SILENT_SECONDS
+from ddp_operator.job.planning.places.old_pods import COLLECTION_SECONDS, SILENT_SECONDS
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 

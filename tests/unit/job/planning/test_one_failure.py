@@ -6,14 +6,24 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launcher_protocol import LauncherStates, PodFailure
-from ddp_operator.job.membership.world import world_of
+from ddp_operator.job.membership.launchers import LauncherStates
+from ddp_operator.job.membership.world import members, world_of
 from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Node
+from ddp_protocol.world import PodFailure
 
-from tests.unit.job.builders import ended, later, listening, pod, ready, running_job, stored
+from tests.unit.job.builders import (
+    ended,
+    later,
+    listening,
+    node_failures,
+    pod,
+    ready,
+    running_job,
+    stored,
+)
 
 LOST_PEER = "RuntimeError: Connection closed by peer"
 SCOPES = ("InPlace", "Pod")
@@ -45,7 +55,11 @@ def look(
 def reported(of: PodState, *, generation: int = 0, code: int = 1, at: float = 59) -> PodFailure:
     message = "boom" if code == 1 else LOST_PEER
     return PodFailure(
-        pod=of.key.name, generation=generation, exit_code=code, message=message, time=later(at)
+        pod=of.key.name,
+        generation=generation,
+        exit_code=code,
+        message=message,
+        time=later(at).isoformat(),
     )
 
 
@@ -203,7 +217,7 @@ def test_failure_after_growing_is_charged() -> None:
     confirmed = {each.key.name: (1, True) for each in (*pods, spare)}
     job = look(job, [*pods, spare], 400, told=confirmed)
     job = look(job, [*pods, spare], 401, told=confirmed)
-    assert world_of(job).size == 4
+    assert len(members(job)) == 4
     job = look(job, [pods[0], like(pods[1], at=401), pods[2], spare], 402)
     assert counts(job) == (1, 1)
 
@@ -214,7 +228,7 @@ def test_failure_after_shrinking_is_part_of_the_loss() -> None:
     confirmed = {each.key.name: (generation, True) for each in pods}
     job = look(job, pods, 30, told=confirmed)
     job = look(job, [pods[0], pods[1], like(pods[2], at=59)], 60, told=confirmed)
-    assert (counts(job), world_of(job).size) == ((1, 1), 2)
+    assert (counts(job), len(members(job))) == ((1, 1), 2)
     job = look(job, [pods[0], like(pods[1], code=75, at=60)], 64, told=confirmed)
     assert counts(job) == (1, 1)
 
@@ -249,8 +263,8 @@ def test_failure_is_counted_once_for_its_node() -> None:
     nodes = [Node(name, {}) for name in ("node-a", "node-b", "node-c", "node-d")]
     pods[1] = replace(pods[1], node="node-b")
     broken = "CUDA error: unspecified launch failure, NVRM: Xid 79"
-    said = reported(pods[1]).model_copy(update={"message": broken})
+    said = replace(reported(pods[1]), message=broken)
     job = look(job, pods, 60, said, nodes=nodes)
     ended = like(pods[1], at=60, message=broken)
     job = look(job, [pods[0], ended, pods[2]], 61, nodes=nodes)
-    assert job.status.node_failures == {"node-b": 1}
+    assert node_failures(job.status) == {"node-b": 1}

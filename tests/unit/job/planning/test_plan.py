@@ -37,6 +37,26 @@ def test_unknown_accelerator_is_reported_once() -> None:
     assert plan(stored(job, planned), [pod(job, 0), pod(job, 1)], later(1)).events == ()
 
 
+def test_doubtful_command_is_reported_once() -> None:
+    command = ["accelerate", "launch", "train.py"]
+    job = fresh_job(template=template(container(command=command)))
+    planned = plan(job, [], NOW)
+    assert event_reasons(planned) == ["PodsCreated", "DoubtfulCommand"]
+    assert planned.events[1].message.startswith("accelerate does not read the job's number of pods")
+    assert plan(stored(job, planned), [pod(job, 0), pod(job, 1)], later(1)).events == ()
+
+
+def test_side_car_that_failed_is_in_status_and_one_event() -> None:
+    job, pods = running_job(replicas=2)
+    failure = "container proxy ended with code 3: no such upstream"
+    pods[1] = replace(pods[1], side_car_failure=failure)
+    planned = plan(job, pods, later(20))
+    assert planned.status.message == f"all 2 pods are ready; pod {pods[1].key.name}: {failure}"
+    assert event_reasons(planned) == ["SideCarFailed"]
+    assert (planned.status.restarts, planned.status.failures) == (0, ())
+    assert plan(stored(job, planned), pods, later(21)).events == ()
+
+
 class TestStart:
     def test_fresh_job_gets_its_service_and_pods(self) -> None:
         planned = plan(replace(fresh_job(), generation=7), [], NOW)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS
+from ddp_operator.job.membership.launchers import NO_LAUNCHERS
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan

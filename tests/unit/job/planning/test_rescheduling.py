@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.planning.places.rescheduling import PATIENCE
+from ddp_operator.job.planning.places.scheduling import PATIENCE
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.projection import project

@@ -126,7 +126,8 @@ class TestQuota:
     def test_gang_with_all_pods_created_later_waits(self) -> None:
         job = self.refused()
         job = stored(job, plan(job, [placed(job, 0), placed(job, 1)], later(100)))
-        assert [gap.reason for gap in job.status.gaps] == ["Initializing"] * 2 + ["Unscheduled"]
+        found = [(gap.reason, gap.node_ranks) for gap in job.status.gaps]
+        assert found == [("Initializing", "0-1"), ("Unscheduled", "2")]
         pods = [placed(job, index) for index in range(3)]
         assert not plan(job, pods, later(99999)).decided
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.hang.result import NOTHING_KNOWN, Hang
-from ddp_operator.job.membership.launcher_protocol import LauncherStates, PodFailure
+from ddp_operator.job.membership.launchers import LauncherStates
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
+from ddp_protocol.world import PodFailure
 
 from tests.unit.job.builders import later, running_job
 
@@ -27,7 +28,7 @@ def timed_out(
         generation=0,
         exit_code=134,
         message=json.dumps(report),
-        time=later(ENDED),
+        time=later(ENDED).isoformat(),
     )
     return job, pods, LauncherStates(failures=(failure,), scope="InPlace")
 

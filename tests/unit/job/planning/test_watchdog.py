@@ -385,7 +385,7 @@ class TestBeforeTheFirstStep:
 
     def test_changed_group_restarts_the_first_step_limit(self) -> None:
         job, pods = watched_job(restart={"scope": "Pod"})
-        world = World(generation=0, size=2, members="0-1", changed_at=later(500))
+        world = World(generation=0, members="0-1", changed_at=later(500))
         job = with_status(job, world=world)
         assert does_nothing(plan(job, pods, later(1000), report=self.lives(1000)))
         assert plan(job, pods, later(1100), report=self.lives(1100)).decided

@@ -6,7 +6,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.world import format_slots
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.pods import completion
+from ddp_operator.job.pods.observed import SETTLED_SECONDS, completed_indexes
 from ddp_operator.job.pods.state import PodState
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,7 +63,7 @@ def test_pods_that_complete_together_are_not_recorded() -> None:
     pods[0] = ended(job, 0, code=0, at=AT)
     planned = plan(job, pods, later(AT + 1))
     assert planned.status.completed_indexes == ""
-    assert planned.requeue_at == later(AT + completion.SETTLED_SECONDS)
+    assert planned.requeue_at == later(AT + SETTLED_SECONDS)
 
 
 def test_vanished_running_pod_has_not_completed() -> None:
@@ -84,8 +84,8 @@ def test_failure_after_a_completed_rank_restarts_the_gang() -> None:
 @given(st.frozensets(st.integers(0, 60)))
 def test_recorded_indexes_are_read_back(indices: frozenset[int]) -> None:
     text = format_slots(sorted(indices))
-    assert completion.read(text, below=61) == indices
-    assert completion.read(text, below=30) == {index for index in indices if index < 30}
+    assert completed_indexes(text, below=61) == indices
+    assert completed_indexes(text, below=30) == {index for index in indices if index < 30}
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_recorded_indexes_are_read_back(indices: frozenset[int]) -> None:
     [("0-2,5", [0, 1, 2, 5]), ("", []), ("x,-1,2-,3-x,4", [2, 4]), ("0-99999999999", range(8))],
 )
 def test_invalid_indexes_are_ignored(text: str, indices: Sequence[int]) -> None:
-    assert completion.read(text, below=8) == set(indices)
+    assert completed_indexes(text, below=8) == set(indices)

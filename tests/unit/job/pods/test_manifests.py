@@ -214,6 +214,7 @@ class TestIdentity:
             "namespace": "research",
             "labels": {
                 "ddp-operator.io/job-name": "digits",
+                "ddp-operator.io/job-uid": "7d1c",
                 "ddp-operator.io/replica-index": "1",
                 "ddp-operator.io/attempt": "2",
                 "ddp-operator.io/replacement": "3",

@@ -64,12 +64,12 @@ def test_workload_has_the_roles_of_the_pods(spec: dict[str, Any], counts: dict[s
 
 LATER: dict[str, Json] = {
     "restarted in place": {
-        "world": {"generation": 3, "size": 4, "members": "0-3"},
+        "world": {"generation": 3, "members": "0-3"},
         "bookkeeping": {"launcher": "InPlace"},
     },
     "restarted": {"attempt": 2, "bookkeeping": {"queueGroup": 1, "queueGroupSize": 9}},
-    "grown": {"world": {"generation": 2, "size": 6, "members": "0-5"}},
-    "a spare took over": {"world": {"generation": 1, "size": 4, "members": "0,4,2-3"}},
+    "grown": {"world": {"generation": 2, "members": "0-5"}},
+    "a spare took over": {"world": {"generation": 1, "members": "0,4,2-3"}},
     "avoids nodes": {"attempt": 1, "excludedNodes": ["gpu-7"]},
     "full": FULL_STATUS,
 }

@@ -19,8 +19,8 @@ def trainer(job: DDPJob, identity: Identity = FIRST) -> Json:
     return next((c for c in containers if c["name"] == "trainer"), containers[0])
 
 
-def tolerates(label: str) -> Json:
-    return {"key": label, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+def tolerates(label: str, value: str = "true") -> Json:
+    return {"key": label, "operator": "Equal", "value": value, "effect": "NoSchedule"}
 
 
 class TestAccelerator:
@@ -41,26 +41,25 @@ class TestAccelerator:
         spec = manifests.pod(job, FIRST)["spec"]
         bought = {label: "true"} if label else {}
         assert spec["nodeSelector"] == {"cloud.google.com/gke-accelerator": type_, **bought}
+        spot = [tolerates("cloud.google.com/gke-provisioning", "spot")]
         assert spec["tolerations"] == [
             GPU_TOLERATION,
             *([tolerates(label)] if label else []),
+            *(spot if provisioning == "spot" else []),
         ]
         assert trainer(job)["resources"] == {"limits": {"nvidia.com/gpu": 8}}
 
-    def test_accelerator_settings_are_merged_last(self) -> None:
+    def test_templates_selector_and_tolerations_are_kept(self) -> None:
         mine = {"key": "mine", "operator": "Exists"}
-        templates = {"key": "templates", "operator": "Exists"}
         job = fresh_job(
-            accelerator={**L4, "nodeSelector": {"disk": "nvme"}, "tolerations": [mine]},
-            template=template(nodeSelector={"disk": "ssd", "zone": "a"}, tolerations=[templates]),
+            accelerator=L4, template=template(nodeSelector={"disk": "ssd"}, tolerations=[mine])
         )
         spec = manifests.pod(job, FIRST)["spec"]
         assert spec["nodeSelector"] == {
-            "disk": "nvme",
-            "zone": "a",
+            "disk": "ssd",
             "cloud.google.com/gke-accelerator": "nvidia-l4",
         }
-        assert spec["tolerations"] == [templates, GPU_TOLERATION, mine]
+        assert spec["tolerations"] == [mine, GPU_TOLERATION]
 
     @pytest.mark.parametrize("own", [gpus(gpu=2), gpus(gpu="2"), gpus(mig=1), gpus(gpu=0)])
     def test_users_gpu_limit_is_kept(self, own: Json) -> None:
@@ -80,7 +79,7 @@ class TestAccelerator:
         job = fresh_job(accelerator={"type": type_, "count": 4})
         spec = manifests.pod(job, FIRST)["spec"]
         assert spec["nodeSelector"]["kubernetes.io/arch"] == "arm64"
-        assert {**tolerates("kubernetes.io/arch"), "value": "arm64"} in spec["tolerations"]
+        assert tolerates("kubernetes.io/arch", "arm64") in spec["tolerations"]
 
     @pytest.mark.parametrize(
         ("more", "labels"),
@@ -99,6 +98,8 @@ class TestAccelerator:
             "cloud.google.com/gke-accelerator": "nvidia-l4",
             **{f"cloud.google.com/reservation-{what}": value for what, value in expected.items()},
         }
+        taint = tolerates("cloud.google.com/reservation-name", "ours")
+        assert spec["tolerations"] == [GPU_TOLERATION, taint]
 
     def test_no_accelerator_adds_nothing(self) -> None:
         spec = manifests.pod(fresh_job(), FIRST)["spec"]

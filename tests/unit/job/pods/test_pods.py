@@ -160,6 +160,15 @@ class TestSideCar:
         native = [{"name": "proxy", **self.RUNNING}]
         assert self.read(trainer=self.ENDED, initContainerStatuses=native).held_by == ""
 
+    def test_side_car_that_failed_is_described_by_its_last_line(self) -> None:
+        state = {"terminated": {"exitCode": 3, "message": "starting\nno such upstream\n"}}
+        failed = self.read({"name": "proxy", "state": state}, trainer=self.RUNNING)
+        assert failed.side_car_failure == "container proxy ended with code 3: no such upstream"
+        assert not failed.failed
+        assert (
+            self.read({"name": "copy", **self.ENDED}, trainer=self.RUNNING).side_car_failure == ""
+        )
+
     def test_ended_side_car_keeps_the_pod_ready(self) -> None:
         copied = {"name": "copy", **self.ENDED}
         assert self.read(copied, trainer=self.RUNNING).ready

@@ -8,15 +8,12 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import MemoryCheckpointRecord
 from ddp_operator.engine.status_patch import News, as_stored, news
-from ddp_operator.job.membership.launcher_protocol import (
-    LauncherStates,
-    LauncherStatus,
-    PodFailure,
-)
+from ddp_operator.job.membership.launchers import LauncherStates
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.progress import Report
+from ddp_protocol.world import LauncherStatus, PodFailure
 
 from tests.good_manifests import Json
 from tests.unit.job.builders import (
@@ -67,7 +64,7 @@ def looked(
 def restarted(job: DDPJob, pods: list[PodState], *, memory: object = SAVED, **looks: Any) -> DDPJob:
     """Return the job after the processes of its second pod failed at second 90."""
     failure = PodFailure(
-        pod=pods[1].key.name, generation=0, exit_code=1, message="lost", time=later(90)
+        pod=pods[1].key.name, generation=0, exit_code=1, message="lost", time=later(90).isoformat()
     )
     planned = looked(job, pods, memory, at=91, failures=(failure,), **looks)
     assert planned.decided

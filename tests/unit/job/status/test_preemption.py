@@ -108,7 +108,7 @@ def test_further_elastic_pods_are_boosted_only_in_scope_in_place(
     elastic = {"minReplicas": 2, "maxReplicas": 6}
     job = edited(running(), elastic=elastic, scheduling={"queueName": "team"})
     assert boosts_of(job, later(10 + HOUR), most=10) == {"digits-7d1c-0": 2}
-    world = World(generation=3, size=4, members="0-1,4,2")
+    world = World(generation=3, members="0-1,4,2")
     job = with_status(job, launcher=launcher, replacements={"2": 3, "5": 1}, world=world)
     found = boosts_of(job, later(10 + HOUR), most=10)
     assert found == {f"digits-7d1c-0{suffix}": 3 for suffix in boosted}

@@ -5,16 +5,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.api.status import CheckpointRecord, Progress
 from ddp_operator.engine.status_patch import as_stored
 from ddp_operator.job.pods.state import Identity
-from ddp_operator.job.status.progress import (
-    Report,
-    TrainerStatus,
-    with_last_words,
-    with_report,
-)
+from ddp_operator.job.status.progress import Report, with_last_words, with_report
+from ddp_protocol.message import InvalidMessageError, moment
+from ddp_protocol.progress import TrainerStatus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,9 +48,10 @@ def report(
 def test_full_report_is_read() -> None:
     status = TrainerStatus.read(json.dumps(FULL).encode())
     assert (status.step, status.total_steps, status.epoch) == (120, 960, 2)
-    assert (status.loss, status.samples_per_second) == (0.123457, 8123.0)
+    assert (status.loss, status.samples_per_second) == (0.12345678, 8123.0)
     assert status.checkpoint is not None
-    assert status.checkpoint.time == NOW
+    assert status.checkpoint.time is not None
+    assert moment(status.checkpoint.time) == NOW
 
 
 def test_loss_that_is_no_number_is_dropped() -> None:
@@ -71,7 +68,7 @@ def test_loss_that_is_no_number_is_dropped() -> None:
         (b"\xff\xfe", "not JSON"),
         (b"[" * 60_000, "not JSON"),
         (b'{"step": ' + b"9" * 5000 + b"}", "not JSON"),
-        (b"[]", "the answer"),
+        (b"[]", "the document"),
         (b"{}", "step"),
         (b'{"step": "7"}', "step"),
         (b'{"step": true}', "step"),
@@ -88,7 +85,7 @@ def test_loss_that_is_no_number_is_dropped() -> None:
     ],
 )
 def test_invalid_report_is_refused_with_its_field(content: bytes, word: str) -> None:
-    with pytest.raises(InvalidAnswerError, match=word):
+    with pytest.raises(InvalidMessageError, match=word):
         TrainerStatus.read(content)
 
 
@@ -111,7 +108,7 @@ _answers = st.fixed_dictionaries(
 def test_accepted_report_can_be_stored(answer: dict[str, Any]) -> None:
     try:
         status = TrainerStatus.read(json.dumps(answer).encode())
-    except InvalidAnswerError:
+    except InvalidMessageError:
         return
     heard = Report(UID, Identity(0, 0), status, NOW, NOW)
     stored = json.dumps(as_stored(with_report(fresh_job(), heard)), allow_nan=False)
@@ -122,8 +119,8 @@ def test_step_keeps_the_time_of_its_first_report() -> None:
     job, _ = running_job()
     job = with_status(job, progress=with_report(job, report(7, received=20.7)).progress)
     assert job.status.progress == Progress(step=7, updated_at=later(20))
-    again = with_report(job, report(7, received=30, loss=0.5)).progress
-    assert again == Progress(step=7, loss=0.5, updated_at=later(20))
+    again = with_report(job, report(7, received=30, loss=0.12345678)).progress
+    assert again == Progress(step=7, loss=0.123457, updated_at=later(20))
     further = with_report(job, report(8, received=40)).progress
     assert further == Progress(step=8, updated_at=later(40))
     back = with_report(job, report(5, received=50)).progress

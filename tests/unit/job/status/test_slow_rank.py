@@ -1,18 +1,20 @@
 """Tests of slow ranks: when a rank counts as slow, and when it no longer does."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import pytest
-from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import SlowRank
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.job.status.progress import Report, TrainerStatus, with_report
+from ddp_operator.job.status.progress import Report, with_report
 from ddp_operator.job.status.slow_rank import DEFAULT_FACTOR, IN_A_ROW, with_pace
 from ddp_operator.ports import Event
+from ddp_protocol.message import InvalidMessageError
+from ddp_protocol.progress import TrainerStatus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +39,7 @@ def after_reports(
     events: list[Event] = []
     for one in reported:
         status, new = with_pace(job, with_report(job, one), one, observe(job, pods))
-        job, events = with_status(job, **dict(status)), [*events, *new]
+        job, events = replace(job, status=status), [*events, *new]
     return job, events
 
 
@@ -51,6 +53,11 @@ def trained(
 def slow_rank(job: DDPJob) -> SlowRank:
     assert job.status.slow_rank is not None
     return job.status.slow_rank
+
+
+def faster_in_a_row(job: DDPJob) -> int:
+    assert job.status.bookkeeping.pace is not None
+    return job.status.bookkeeping.pace.faster_in_a_row
 
 
 def test_rank_is_slow_after_three_comparisons() -> None:
@@ -102,9 +109,8 @@ def test_same_comparison_counts_once() -> None:
     [first] = reports([(3, 1.8)])
     job, events = after_reports(job, pods, iter([first] * 9))
     assert (job.status.slow_rank, events) == (None, [])
-    assert job.status.progress is not None
-    assert job.status.progress.pace is not None
-    assert job.status.progress.pace.slow_in_a_row == 1
+    assert job.status.bookkeeping.pace is not None
+    assert [turn.times for turn in job.status.bookkeeping.pace.turns] == [1]
 
 
 def test_ranks_of_one_pod_count_together() -> None:
@@ -120,7 +126,7 @@ def test_slow_rank_stays_until_it_is_clearly_faster() -> None:
     assert len(events) == 1
     job, events = trained(*[(3, 1.8)] * 3, (3, 1.2), (2, 1.1), (3, 1.3), (3, 1.2), (1, 1.1))
     assert job.status.slow_rank is not None, "three in a row are needed"
-    assert slow_rank(job).faster_in_a_row == 2
+    assert faster_in_a_row(job) == 2
     job, events = trained(*[(3, 1.8)] * 3, (3, 1.2), (2, 1.1), (1, 1.7))
     assert job.status.slow_rank is None
     assert [event.reason for event in events] == ["SlowRank", "SlowRankOver"]
@@ -141,7 +147,7 @@ def test_one_of_two_alternating_pods_is_slow() -> None:
         job, events = trained(*turns[:length])
         slow = slow_rank(job)
         assert (slow.rank, slow.since, slow.ratio) == (3, later(10), 1.8)
-        assert slow.faster_in_a_row == (length + 1) % 2
+        assert faster_in_a_row(job) == (length + 1) % 2
         assert [event.reason for event in events] == ["SlowRank"]
     job, events = trained(*[(1, 1.8), (0, 1.8)] * 9, replicas=2)
     assert (job.status.slow_rank, events) == (None, []), "the job has only these two"
@@ -189,7 +195,7 @@ def test_replacement_of_a_slow_pod_is_not_slow_yet() -> None:
     ],
 )
 def test_invalid_pace_is_refused(pace: object) -> None:
-    with pytest.raises(InvalidAnswerError, match=r"^pace"):
+    with pytest.raises(InvalidMessageError, match=r"^pace"):
         report(1, pace=pace)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord
-from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates, PodFailure
+from ddp_operator.job.membership.launchers import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.cleanup import KEPT_SECONDS
 from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
@@ -16,6 +16,7 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.environment import environment
 from ddp_operator.job.pods.state import Identity, PodState
+from ddp_protocol.world import GroupAssignment, PodFailure
 
 from tests.unit.job.builders import (
     condition,
@@ -43,7 +44,11 @@ def in_place(**spec: Any) -> tuple[DDPJob, list[PodState]]:
 
 def failure(of: PodState, *, generation: int = 0, code: int = 1, at: float = 59) -> PodFailure:
     return PodFailure(
-        pod=of.key.name, generation=generation, exit_code=code, message="boom", time=later(at)
+        pod=of.key.name,
+        generation=generation,
+        exit_code=code,
+        message="boom",
+        time=later(at).isoformat(),
     )
 
 
@@ -65,10 +70,10 @@ def test_failed_process_restarts_all_processes_and_no_pod() -> None:
     assert planned.decided
     assert planned.assignments == (), "the decision is stored first"
     world = group(planned)
-    assert (world.generation, world.size, world.members) == (1, 3, "0-2")
-    assert world.grace_seconds == 15
+    assert (world.generation, world.members) == (1, "0-2")
+    assert planned.status.bookkeeping.grace_seconds == 15
     of_rank_0 = plan(job, pods, later(60), launchers=launchers(failure(pods[0])))
-    assert group(of_rank_0).grace_seconds == 0, "only rank 0 saves"
+    assert of_rank_0.status.bookkeeping.grace_seconds == 0, "only rank 0 saves"
     assert (planned.status.restarts, planned.status.attempt) == (1, 0)
     assert planned.status.bookkeeping.replacements == {}
     [failed] = planned.status.failures
@@ -80,29 +85,29 @@ def test_failed_process_restarts_all_processes_and_no_pod() -> None:
     planned = plan(job, pods, later(60), launchers=launchers(failure(pods[1])))
     assert not planned.decided
     assert (planned.create, planned.delete) == ((), ())
-    assert [assignment.document["nodeRank"] for assignment in planned.assignments] == [0, 1, 2]
+    assert [assignment.group.node_rank for assignment in planned.assignments] == [0, 1, 2]
     assert not any(starts(planned).values()), "old processes may still run"
     some = plan_with(job, pods, later(61), **knowing(pods[:2], 1, start=False))
     assert starts(some) == {pods[2].key.name: False}
     planned = plan_with(job, pods, later(61), **knowing(pods, 1, start=False))
     assert all(starts(planned).values())
-    assert {assignment.generation for assignment in planned.assignments} == {1}
-    assert planned.assignments[2].document == {
-        "jobUid": job.uid,
-        "attempt": 0,
-        "generation": 1,
-        "nodeRank": 2,
-        "nodes": 3,
-        "masterAddr": "digits-0-0.digits",
-        "masterAddress": "10.0.0.0",
-        "start": True,
-        "graceSeconds": 15,
-        "broken": False,
-        "host": "digits-0-2",
-        "leader": "digits-0-0",
-        "members": "",
-    }
-    assert planned.assignments[0].document["members"] == "0-2", "node rank 0 may lead a restart"
+    assert {assignment.group.generation for assignment in planned.assignments} == {1}
+    assert planned.assignments[2].group == GroupAssignment(
+        job_uid=job.uid,
+        attempt=0,
+        generation=1,
+        node_rank=2,
+        nodes=3,
+        master_addr="digits-0-0.digits",
+        master_address="10.0.0.0",
+        start=True,
+        grace_seconds=15,
+        broken=False,
+        host="digits-0-2",
+        leader="digits-0-0",
+        members="",
+    )
+    assert planned.assignments[0].group.members == "0-2", "node rank 0 may lead a restart"
     assert condition(planned, "Running")[0] == "False", "no launcher has confirmed it"
 
 
@@ -118,7 +123,7 @@ BROKEN = [
 @pytest.mark.parametrize("words", BROKEN)
 def test_pod_with_a_fault_of_its_node_is_replaced(words: str, scope: str) -> None:
     job, pods = in_place(restart={"scope": scope})
-    broken = failure(pods[1]).model_copy(update={"message": words})
+    broken = replace(failure(pods[1]), message=words)
     planned = plan(job, pods, later(60), launchers=launchers(broken))
     [failed] = planned.status.failures
     assert (failed.class_, failed.action) == ("Infrastructure", "RestartInPlace")
@@ -133,7 +138,7 @@ def test_pod_with_a_fault_of_its_node_is_replaced(words: str, scope: str) -> Non
 
 def test_each_pod_with_a_fault_of_its_node_is_replaced() -> None:
     job, pods = in_place()
-    broken = [failure(pods[index]).model_copy(update={"message": BROKEN[0]}) for index in (0, 2)]
+    broken = [replace(failure(pods[index]), message=BROKEN[0]) for index in (0, 2)]
     both = plan(job, pods, later(60), launchers=launchers(failure(pods[1]), *broken))
     assert both.status.bookkeeping.replacements == {"0": 1, "2": 1}
 
@@ -172,7 +177,7 @@ def test_launcher_that_confirmed_gets_no_second_assignment() -> None:
 
 def starts(planned: Plan) -> dict[str, bool]:
     """Return the pods that get an assignment, and if they start."""
-    return {assignment.pod: assignment.start for assignment in planned.assignments}
+    return {assignment.pod: assignment.group.start for assignment in planned.assignments}
 
 
 def test_others_wait_for_the_replacement_of_a_lost_pod() -> None:
@@ -191,7 +196,7 @@ def test_others_wait_for_the_replacement_of_a_lost_pod() -> None:
     assert waiting.assignments == ()
     new = listening(ready(job, 2, replacement=1, generation=1))
     going = plan_with(job, [*pods[:2], new], later(65), **knowing(pods[:2], 1, start=False))
-    assert [assignment.start for assignment in going.assignments] == [True, True, True], (
+    assert [assignment.group.start for assignment in going.assignments] == [True, True, True], (
         "the new pod waits for its assignment"
     )
     done = plan_with(job, [*pods[:2], new], later(66), **knowing([*pods[:2], new], 1))
@@ -210,18 +215,20 @@ def test_ranks_wait_while_a_terminating_pod_may_save(policy: Any, waits: bool) -
     job = stored(job, plan(job, there, later(65), launchers=LISTENS))
     knows = knowing(pods[1:], 1, start=False)
     planned = plan_with(job, there, later(65), **knows)
-    assert [assignment.start for assignment in planned.assignments] == ([] if waits else [True] * 3)
+    assert [assignment.group.start for assignment in planned.assignments] == (
+        [] if waits else [True] * 3
+    )
     assert condition(planned, "Running")[0] == "False"
     assert planned.requeue_at is not None
     for seen, when in ((there[1:], 66), (there, 101)):  # it is gone, or its time is over
-        assert [each.start for each in plan_with(job, seen, later(when), **knows).assignments] == [
-            True
-        ] * 3
+        assert [
+            each.group.start for each in plan_with(job, seen, later(when), **knows).assignments
+        ] == [True] * 3
 
 
 def test_failures_of_another_generation_or_pod_are_ignored() -> None:
     job, pods = in_place()
-    foreign = PodFailure(pod="another", generation=0, exit_code=1, time=later(59))
+    foreign = PodFailure(pod="another", generation=0, exit_code=1, time=later(59).isoformat())
     for other in (failure(pods[1], generation=3), foreign):
         assert not plan(job, pods, later(60), launchers=launchers(other)).decided
 
@@ -273,7 +280,7 @@ def test_backoff_holds_processes_back() -> None:
     held = plan_with(job, pods, later(62), **knowing(pods, 2, start=False))
     assert held.assignments == ()
     after = plan_with(job, pods, later(600), **knowing(pods, 2, start=False))
-    assert [assignment.start for assignment in after.assignments] == [True] * 3
+    assert [assignment.group.start for assignment in after.assignments] == [True] * 3
 
 
 def test_pod_with_an_unreachable_launcher_is_replaced() -> None:

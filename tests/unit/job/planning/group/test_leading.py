@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord
-from ddp_operator.job.membership.launcher_protocol import (
-    LauncherStates,
-    LauncherStatus,
-    Led,
-    PodFailure,
-)
+from ddp_operator.job.membership.launchers import LauncherStates
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
+from ddp_protocol.world import LauncherStatus, Led, PodFailure
 
 from tests.unit.job.builders import (
     condition,
@@ -33,6 +29,8 @@ from tests.unit.job.builders import (
 from tests.unit.job.status.test_progress import report
 
 HOUR = 3600
+OLD, NEW = "aaaaaaaaaaaa-0001", "bbbbbbbbbbbb-0002"
+"""IDs of code."""
 
 
 def training(**spec: Any) -> tuple[DDPJob, list[PodState]]:
@@ -47,7 +45,11 @@ def failed(
     of: PodState, generation: int, at: float, *, code: int = 1, message: str = ""
 ) -> PodFailure:
     return PodFailure(
-        pod=of.key.name, generation=generation, exit_code=code, message=message, time=later(at)
+        pod=of.key.name,
+        generation=generation,
+        exit_code=code,
+        message=message,
+        time=later(at).isoformat(),
     )
 
 
@@ -55,7 +57,7 @@ def launchers(
     *failures: PodFailure, led: dict[int, float], members: str = "0-2", **more: Any
 ) -> LauncherStates:
     """Return the state of rank 0's launcher that led generations from these times on."""
-    news = tuple(Led(generation=number, time=later(at)) for number, at in led.items())
+    news = tuple(Led(generation=number, time=later(at).isoformat()) for number, at in led.items())
     states = LauncherStatus(
         number=9, generation=max(led), failures=failures, members=members, led=news
     )
@@ -63,11 +65,12 @@ def launchers(
 
 
 def seconds(job: DDPJob, name: str) -> int:
-    books = job.status.goodput
+    books, watch = job.status.goodput, job.status.bookkeeping.stopwatch
     assert books is not None
+    assert watch is not None
     parts = ("pending", "starting", "training", "lost", "suspended")
     spent = sum(getattr(books, f"{part}_seconds") for part in parts)
-    assert spent == (books.accounted_until - job.created).total_seconds()
+    assert spent == (watch.accounted_until - job.created).total_seconds()
     return int(getattr(books, f"{name}_seconds"))
 
 
@@ -98,7 +101,7 @@ def test_restarts_and_seconds_without_operator_are_accounted_for() -> None:
     # The operator repeats the assignments as its own.
     again = plan(after, pods, later(HOUR), launchers=states)
     assert not again.decided
-    assert {assignment.generation for assignment in again.assignments} == {3}
+    assert {assignment.group.generation for assignment in again.assignments} == {3}
     assert (again.create, again.delete) == ((), ())
     confirmed = LauncherStates(
         scope="InPlace",
@@ -112,6 +115,23 @@ def test_restarts_and_seconds_without_operator_are_accounted_for() -> None:
     end = look(after, over, HOUR + 100, confirmed)
     assert end.status.phase == "Succeeded"
     assert seconds(stored(after, end), "training") == HOUR + 100 - 10, "nobody counts"
+
+
+@pytest.mark.parametrize("led", [1, 2])
+@pytest.mark.parametrize(("code", "restarts"), [(OLD, True), (NEW, False), ("", False)])
+def test_group_led_with_other_code_restarts(led: int, code: str, restarts: bool) -> None:
+    job, pods = training()
+    world = world_of(job).updated(generation=1)
+    job = with_status(job, world=world, code=f"{NEW}/1")
+    states = launchers(failed(pods[1], led - 1, 100), led={led: 110})
+    assert states.leader is not None
+    states = replace(states, leader=replace(states.leader, code=code))
+    planned = plan(job, pods, later(200), launchers=states)
+    after = stored(job, planned)
+    assert world_of(after).generation == led + restarts
+    groups = [one.group for one in look(after, pods, 201, states).assignments]
+    assert {group.code for group in groups} <= {NEW}
+    assert {group.generation for group in groups} <= {led + restarts}
 
 
 def test_count_of_the_trainer_covers_restarts_without_operator() -> None:
@@ -213,7 +233,7 @@ def test_changed_group_gets_a_generation_above_the_leaders() -> None:
         assert group(planned).members == "0-1,3"
         assert now_led.leader is not None
         assert group(planned).generation == now_led.leader.generation + 1
-        assert {assignment.generation for assignment in planned.assignments} == {
+        assert {assignment.group.generation for assignment in planned.assignments} == {
             now_led.leader.generation + 1
         }
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
+from ddp_operator.job.membership.launchers import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
@@ -100,7 +100,7 @@ def test_spare_replaces_a_lost_pod_in_the_write_that_records_it(victim: int) -> 
     planned = plan(job, seen, later(63))
     job = recorded(job, planned)
     found = group(planned)
-    assert (found.generation, found.size) == (1, 3)
+    assert found.generation == 1
     assert found.members == ("3,1-2" if victim == 0 else "0-1,3")
     assert planned.status.bookkeeping.replacements == {str(victim): 1}
     [event] = planned.events
@@ -112,15 +112,15 @@ def test_spare_replaces_a_lost_pod_in_the_write_that_records_it(victim: int) -> 
     assert planned.delete == (lost.key,)
     assert planned.create == ()
     assert names(planned.create_spares) == [f"digits-0-{victim}-r1"]
-    ranks = {each.pod: each.document["nodeRank"] for each in planned.assignments}
+    ranks = {each.pod: each.group.node_rank for each in planned.assignments}
     members = [pods[3 if index == victim else index] for index in range(3)]
     assert ranks == {each.key.name: rank for rank, each in enumerate(members)}
     for assignment in planned.assignments:
-        assert assignment.document["broken"], "no rank waits for the lost one"
-        assert assignment.start, "ranks of another generation cannot join"
+        assert assignment.group.broken, "no rank waits for the lost one"
+        assert assignment.group.start, "ranks of another generation cannot join"
         leader = 3 if victim == 0 else 0
-        assert assignment.document["masterAddr"] == f"digits-0-{leader}.digits"
-        assert assignment.document["masterAddress"] == f"10.0.0.{leader}"
+        assert assignment.group.master_addr == f"digits-0-{leader}.digits"
+        assert assignment.group.master_address == f"10.0.0.{leader}"
     assert condition(planned, "Running")[0] == "False"
 
     others = [each for each in pods if each.identity.index != victim]
@@ -232,10 +232,10 @@ def test_scope_in_place_restarts_processes_with_the_spare() -> None:
     assert message in event.message
     members = [*pods[:2], pods[3]]
     planned = plan(job, seen, later(63), launchers=listens("InPlace"))
-    assert [assignment.start for assignment in planned.assignments] == [False] * 3
+    assert [assignment.group.start for assignment in planned.assignments] == [False] * 3
     launchers = replace(listens("InPlace"), **knowing(members, 1, start=False))
     planned = plan(job, members, later(70), launchers=launchers)
-    assert [assignment.start for assignment in planned.assignments] == [True] * 3
+    assert [assignment.group.start for assignment in planned.assignments] == [True] * 3
     # A process that fails in the spare restarts there.
     confirmed = replace(
         listens("InPlace"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.trainers.launcher_pods import pollable
-from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
+from ddp_operator.job.membership.launchers import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.membership.rank_order import ANSWER_SECONDS, HOLD_SECONDS
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning.group.topology import along
@@ -105,16 +105,17 @@ def test_first_ranks_wait_for_their_order(scope: str) -> None:
     assert planned.decided
     assert planned.assignments == (), "the decision is stored first"
     world = group(planned)
-    assert (world.generation, world.members, world.lost) == (1, "0,2,1", 0)
+    assert (world.generation, world.members) == (1, "0,2,1")
+    assert planned.status.bookkeeping.lost_members == 0
     assert event_reasons(planned) == ["RanksOrdered"]
     assert "2 of 3 pods" in planned.events[0].message
 
     job = stored(job, planned)
     planned = seen(job, pods, 2, HEARD[scope])
     assert not planned.decided
-    ranks = {assignment.pod: assignment.document["nodeRank"] for assignment in planned.assignments}
+    ranks = {assignment.pod: assignment.group.node_rank for assignment in planned.assignments}
     assert ranks == {"digits-0-0": 0, "digits-0-1": 2, "digits-0-2": 1}
-    assert all(assignment.start is (scope == "Pod") for assignment in planned.assignments)
+    assert all(assignment.group.start is (scope == "Pod") for assignment in planned.assignments)
     planned = seen(job, pods, 3, replace(HEARD[scope], **knowing(pods, 1)))
     assert planned.assignments == ()
     assert condition(planned, "Running")[0] == "True"
@@ -139,7 +140,7 @@ def test_well_or_unknown_placed_ranks_keep_their_order(
     assert event_reasons(planned) == (["RanksNotOrdered"] if why else [])
     assert not why or why in planned.events[0].message
     planned = seen(stored(job, planned), pods, 2, IN_PLACE, nodes)
-    assert not any(assignment.start for assignment in planned.assignments)
+    assert not any(assignment.group.start for assignment in planned.assignments)
 
 
 def test_new_node_without_labels_is_awaited() -> None:
@@ -210,15 +211,17 @@ def test_spare_in_another_block_reorders_before_assignments(scope: str) -> None:
     planned = seen(job, lost, 63, launchers)
     assert planned.decided
     world = group(planned)
-    assert (world.generation, world.members, world.lost) == (3, "3,2,1", 1)
-    assert world.grace_seconds == (0 if scope == "InPlace" else 15), (
+    assert (world.generation, world.members) == (3, "3,2,1")
+    notes = planned.status.bookkeeping
+    assert notes.lost_members == 1
+    assert notes.grace_seconds == (0 if scope == "InPlace" else 15), (
         "unchanged from the decision before"
     )
     job = stored(job, planned)
     planned = seen(job, lost, 63, launchers)
     assert not planned.decided
-    assert {assignment.generation for assignment in planned.assignments} == {3}
-    assert all(assignment.document["broken"] for assignment in planned.assignments)
+    assert {assignment.group.generation for assignment in planned.assignments} == {3}
+    assert all(assignment.group.broken for assignment in planned.assignments)
 
 
 def test_restart_in_place_waits_for_the_new_pods_node() -> None:
@@ -246,7 +249,7 @@ def test_scope_pod_reorders_only_for_another_block(name: str, decides: bool) -> 
     planned = seen(job, there, 72, launchers)
     assert not planned.decided
     assert bool(planned.assignments) is decides
-    assert all(assignment.start for assignment in planned.assignments)
+    assert all(assignment.group.start for assignment in planned.assignments)
 
 
 def test_failure_without_a_new_pod_keeps_the_order() -> None:
@@ -256,4 +259,4 @@ def test_failure_without_a_new_pod_keeps_the_order() -> None:
     assert list(members(job)) == [0, 2, 1]
     planned = seen(job, pods, 63, failed)
     assert not planned.decided
-    assert {assignment.generation for assignment in planned.assignments} == {2}
+    assert {assignment.group.generation for assignment in planned.assignments} == {2}

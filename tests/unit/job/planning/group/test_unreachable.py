@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launcher_protocol import LauncherStates, LauncherStatus
+from ddp_operator.job.membership.launchers import LauncherStates
+from ddp_operator.job.planning import gap_records
 from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.environment import environment
 from ddp_operator.job.pods.state import Identity, PodState
+from ddp_protocol.world import LauncherStatus
 
 from tests.unit.job.builders import (
     condition,
@@ -25,6 +27,7 @@ from tests.unit.job.builders import (
     ready,
     running_job,
     stored,
+    with_status,
 )
 
 ANSWERS = LauncherStates(
@@ -43,7 +46,7 @@ def trained(scope: str = "InPlace", **spec: Any) -> tuple[DDPJob, list[PodState]
 
 
 def unheard(pods: list[PodState], at: float, **what: Any) -> LauncherStates:
-    """Return launchers of which these pods' have not answered since `at`."""
+    """Return launchers; those of these pods have not answered since `at`."""
     return LauncherStates(unreached_since={each.key.name: later(at) for each in pods}, **what)
 
 
@@ -84,7 +87,7 @@ def test_all_pods_restart_uncharged_if_no_launcher_hears_of_a_restart(
     assert (last.reason, last.action, last.charged) == ("PodsUnreachable", "RestartGang", False)
     assert (job.status.attempt, job.status.restarts, last.node) == (1, 0, "")
     assert job.status.bookkeeping.node_failures_without_progress == 0
-    assert not job.status.node_failures
+    assert not job.status.bookkeeping.nodes
     assert job.status.reason == "PodsUnreachable"
     assert f"port {job.spec.status_port}" in job.status.message
 
@@ -128,8 +131,8 @@ def test_pods_that_do_not_confirm_their_start_are_silent(confirmed: int) -> None
     silent = pods[confirmed:] if confirmed == 0 else pods[2:]
     launchers = unheard(silent, LOST_AT + 5, told=told)
     job, _ = planned_in_turn(job, pods, launchers, until=LOST_AT + 6)
-    assert {gap.node_rank for gap in job.status.gaps} == {each.identity.index for each in silent}
-    assert {gap.reason for gap in job.status.gaps} == {"Silent"}
+    found = {node_rank: reason for node_rank, (reason, _) in gap_records.known(job.status).items()}
+    assert found == {each.identity.index: "Silent" for each in silent}
     due = LOST_AT + 5 + UNREACHABLE_SECONDS
     job = stored(job, plan(job, pods, later(due), launchers=launchers))
     last = job.status.failures[-1]
@@ -147,7 +150,7 @@ def grown() -> tuple[DDPJob, list[PodState], datetime]:
     for at in (20, 30, 40):
         launchers = replace(ANSWERS, told={each.key.name: (1, True) for each in [*pods, spare]})
         job = stored(job, plan(job, [*pods, spare], later(at), launchers=launchers))
-    assert group(job).size == 3
+    assert group(job).members == "0-2"
     return job, [*pods, spare], later(40)
 
 
@@ -214,6 +217,39 @@ def test_no_spare_and_no_smaller_group_replaces_a_pod_out_of_reach() -> None:
         planned = plan(job, [*lost, spare], later(103), launchers=launchers)
         world = planned.status.world
         assert (world.members if world else "0-2") == members
+
+
+def test_spares_of_an_image_without_launcher_give_their_nodes_back() -> None:
+    """A spare took over before the first start, but no launcher answered. The image may have
+    none, so the new attempt has no spare until one answers.
+    """
+    job, pods = running_job(replicas=2, restart={"scope": "Pod"}, spares=1)
+    job = with_status(job, conditions=())
+    pods = [replace(pod(job, 0), waiting="ImagePullBackOff"), listening(ready(job, 1))]
+    spare = listening(ready(job, 2))
+    planned = plan(job, [*pods, spare], later(LOST_AT))
+    assert planned.decided
+    job = stored(job, planned)
+    assert (group(job).members, job.status.bookkeeping.broken_since) == ("2,1", None)
+
+    group_pods, since = [spare, pods[1]], LOST_AT + 1
+    silent = unheard(group_pods, since, silent_since=later(since))
+    due = since + UNREACHABLE_SECONDS
+    assert not plan(job, group_pods, later(due - 1), launchers=silent).decided
+    job = stored(job, plan(job, group_pods, later(due), launchers=silent))
+    last = job.status.failures[-1]
+    assert (last.reason, last.action, last.charged) == ("PodsUnreachable", "RestartGang", False)
+    assert "launcher: inject" in last.message
+
+    generation = group(job).generation
+    new = [listening(ready(job, index, generation=generation)) for index in range(2)]
+    job = stored(job, plan(job, new, later(due + 20), launchers=LauncherStates()))
+    begun = plan(job, new, later(due + 21), launchers=LauncherStates())
+    assert (begun.create_spares, begun.status.ready) == ((), "2/2 +0")
+    heard = LauncherStates(scope="Pod")
+    job = stored(job, plan(job, new, later(due + 30), launchers=heard))
+    again = plan(job, new, later(due + 31), launchers=heard)
+    assert [each.slot for each in again.create_spares] == [2]
 
 
 def test_pods_that_waited_in_vain_for_the_operator_are_not_charged() -> None:

@@ -157,6 +157,14 @@ def test_pods_claim_the_jobs_claim_template() -> None:
     assert claim_template(fresh_job(overrides=[own])) == template
 
 
+def test_template_may_select_another_network_profile() -> None:
+    label = "gke.networks.io/accelerator-network-profile"
+    own = {**PLAIN, "spec": {**PLAIN["spec"], "nodeSelector": {label: "mine", "disk": "ssd"}}}
+    assert made("dranet", PLAIN)["spec"]["nodeSelector"] == {label: "auto"}
+    assert made("dranet", own)["spec"]["nodeSelector"] == {label: "mine", "disk": "ssd"}
+    assert "nodeSelector" not in made("rdma", PLAIN)["spec"]
+
+
 def test_override_may_have_another_fabric() -> None:
     rdma = {"type": "nvidia-b200", "count": 8, "network": "rdma"}
     override = {"indexes": ["1"], "accelerator": {**rdma, "network": "none"}}
