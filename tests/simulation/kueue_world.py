@@ -47,10 +47,7 @@ class QueueCluster(FakeCluster):
         if is_new:
             self.kueue.create_pod(manifest)
 
-    async def delete_pod(
-        self, pod: Key, *, grace_seconds: int | None, uid: str | None = None
-    ) -> None:
-        del grace_seconds, uid
+    def _end(self, pod: Key) -> None:
         self.kueue.delete_pod(pod)
 
     async def apply(self, manifest: Manifest) -> None:

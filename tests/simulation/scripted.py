@@ -11,6 +11,7 @@ from tests.simulation.checks.truth import Exit
 from tests.simulation.simulation import Simulation
 from tests.simulation.world import kubelet
 from tests.simulation.world.fleet import REQUESTS, ROOMY, Fleet, requesting_gpus
+from tests.simulation.world.start_faults import Stage
 from tests.simulation.world.training import Training
 
 STEP_SECONDS = 5.0
@@ -56,7 +57,7 @@ class Script:
         """Let time pass, while kubelets start and end pods and the operator asks for progress."""
         end = self.simulation.clock.seconds + seconds
         while self.simulation.clock.seconds < end:
-            self._kubelets()
+            self.let_kubelets_work()
             assert self.simulation.operator is not None
             self.simulation.operator.ask_for_progress()
             self.simulation.operator.listen()
@@ -87,9 +88,12 @@ class Script:
         else:
             self.simulation.fail_trainer(pod, exit_)
 
-    def _kubelets(self) -> None:
+    def let_kubelets_work(self) -> None:
+        """Start pods that wait, and end those that are deleted."""
         for pod in self.simulation.pods(live=False):
             if kubelet.is_deleting(pod):
                 self.simulation.finish_termination(pod, 143)
+            elif kubelet.stage_of(pod) is Stage.READY:
+                continue
             elif not (kubelet.is_over(pod) or kubelet.trainer_exit(pod)):
                 self.simulation.bring_further(pod, nodes=(self.prefers(pod),))

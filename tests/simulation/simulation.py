@@ -19,6 +19,7 @@ from tests.simulation.world.cluster import RequestFaults
 from tests.simulation.world.fleet import REQUESTS as GPU_REQUESTS
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.launchers import Launchers, restarts_in_place
+from tests.simulation.world.leading import Leaders
 from tests.simulation.world.process import OperatorProcess
 from tests.simulation.world.resources import offered
 from tests.simulation.world.scheduler import Scheduler
@@ -62,6 +63,8 @@ class Simulation:
             clock_is_right=lambda: self.invariants.clock_is_right,
             dead_nodes=self.dead_nodes,
         )
+        self.leaders = Leaders(self.launchers)
+        self.invariants.led = self.launchers.led_generations
         self.invariants.judge_assignment_of = self.launchers.created
         self.invariants.judge_group = GroupJudge(
             self.server, self.clock, self.launchers, self.scheduler

@@ -301,7 +301,7 @@ class History:
         self._wait(self.random.uniform(1, 60))
         self.processes_end()
         self._wait(30)
-        self.simulation.launchers.lead(self.simulation.pods())
+        self.simulation.leaders.lead()
         self.training.observe()
         self._wait(end - self.simulation.clock.seconds)
 

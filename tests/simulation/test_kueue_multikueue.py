@@ -12,10 +12,10 @@ from tests.unit.engine.test_delegation import elsewhere
 _RUNS = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
 _RESTARTED_IN_PLACE: Json = {
     **_RUNS,
-    "world": {"generation": 1, "size": 2, "members": "0-1"},
+    "world": {"generation": 1, "members": "0-1"},
     "bookkeeping": {"launcher": "InPlace"},
 }
-_ELASTIC: Json = {**_RUNS, "world": {"generation": 1, "size": 2, "members": "0-1"}}
+_ELASTIC: Json = {**_RUNS, "world": {"generation": 1, "members": "0-1"}}
 _AVOIDS_A_NODE: Json = {**_RUNS, "attempt": 1, "excludedNodes": ["gpu-7"]}
 
 LATER_STATUSES = pytest.mark.parametrize(

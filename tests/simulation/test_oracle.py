@@ -56,6 +56,23 @@ def test_invalid_spec_is_judged_by_last_one_that_an_operator_received(
     assert job.spec.restart.max_restarts == limit
 
 
+def test_response_to_a_write_also_brings_the_spec_to_the_operator() -> None:
+    simulation = Simulation()
+    restart = {"scope": "Gang", "maxRestarts": 2}
+    simulation.server.create_job(stored_job(replicas=1, restart=restart)["spec"])
+    simulation.advance(1.0)
+    assert simulation.operator
+    simulation.operator.jobs.stall(600.0)
+    simulation.server.edit_job({"restart": {**restart, "maxRestarts": 0}})
+    simulation.bring_further(simulation.pods()[0])  # the operator records that it has started
+    simulation.advance(60.0)
+    users.break_pattern(simulation)
+    job = simulation.job()
+    simulation.kill_operator()
+    assert job is not None
+    assert job.spec.restart.max_restarts == 0
+
+
 def test_unanswered_launcher_ends_with_message_of_its_processes() -> None:
     simulation = Simulation()
     spec: dict[str, Any] = {"restart": {"scope": "InPlace"}, "template": template(container())}
@@ -103,7 +120,7 @@ def test_failure_hidden_by_eviction_may_be_charged() -> None:
     """A GPU fails, the kubelet evicts the pod 10 ms later, and the operator crashes meanwhile."""
     run(
         bytes.fromhex(
-            "00000037521d0a0a3b5040d15229f82a4b4ef1ead17660b7a774ac99c40bbcfd0793414e79db76257e270022"
+            "0000001ba90e851a3b5040d15229f82a4b4ef1ead17660b7a774ac99c40bbcfd0793414e79db76257e270022"
             "0bb8602dea9e67d03ff1f2880bc4ab00fea4764023a49f558c516040e020767d25ac755288226c8cf34cf1e0"
             "502d04d68cfae176a324dd39594144926aa84dac493b"
         )
@@ -174,7 +191,7 @@ def test_group_must_not_shrink_because_of_a_pause_of_the_operator(
     old = with_status(
         fresh_job(elastic={"minReplicas": 1}),
         next_start_time=now + timedelta(seconds=100),
-        gaps=(GapRecord(node_rank=1, reason=reason, since=now),),
+        gaps=(GapRecord(node_ranks="1", reason=reason, since=now),),
     )
     status = with_condition(old.status, "Restarting", True, GROUP_SHRUNK, "1 of 2 pods", now)
     broken: list[str] = []

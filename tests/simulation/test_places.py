@@ -12,7 +12,7 @@ from tests.simulation.checks.truth import BAD_RECORD, BROKEN_GPU
 from tests.simulation.scripted import Script
 from tests.simulation.world import kubelet
 from tests.simulation.world.fleet import EXACT, MIXED, ROOMY, Fleet, fleet
-from tests.simulation.world.nodes import WELL, reporting
+from tests.simulation.world.nodes import WELL, maintained_at, reporting
 from tests.simulation.world.training import Training
 
 Begin = Callable[..., Script]
@@ -165,7 +165,7 @@ def leaving(begin: Begin, cluster: Fleet, **spec: Any) -> Script:
 
 def slow(begin: Begin, cluster: Fleet) -> Script:
     """Return a job of three pods with a slow rank that is to be replaced."""
-    wanted = {"action": "Replace", "for": "10m"}
+    wanted = {"action": "Replace", "forSeconds": 600}
     restart = {"scope": "Pod", "slowRank": wanted}
     script = begin(cluster, replicas=3, restart=restart, training=SlowTraining())
     spread(script)
@@ -205,6 +205,23 @@ def test_pod_leaves_node_once_another_has_room(begin: Begin, scope: str) -> None
     assert len(script.pods) == 3
     train(script, 300)
     assert script.job.status.disruptions == 1
+
+
+def test_pod_leaves_node_half_an_hour_before_its_maintenance(begin: Begin) -> None:
+    """GKE writes the time into a label days before; nothing else happens to the node."""
+    script = begin(EXACT, request="template", replicas=3, restart={"scope": "Pod"})
+    spread(script)
+    script.simulation.scheduler.tenants.taken.clear()
+    train(script, 100)
+    server, clock = script.simulation.server, script.simulation.clock
+    begins = int(clock.now().timestamp()) + 1800 + 200
+    server.put_node(maintained_at(server.node_manifests["node-b"], begins))
+    train(script, 180)
+    assert placed(script) == ["node-a", "node-b", "node-c"]
+    assert script.job.status.disruptions == 0
+    train(script, 120)
+    assert sorted(placed(script)) == ["node-a", "node-c", "node-d"], script.job.status.message
+    assert (script.job.status.disruptions, script.job.status.restarts) == (1, 0)
 
 
 def test_spare_takes_over_from_pod_on_leaving_node_at_once(begin: Begin) -> None:

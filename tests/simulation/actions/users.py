@@ -35,7 +35,6 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         "restart": {
             "scope": choices.of(("Gang", "Pod", "InPlace", "Auto")),
             "maxRestarts": choices.upto(3),
-            "resetAfterProgress": choices.of((True, False)),
             "rules": choices.of(_RULES),
         },
         "cleanPodPolicy": choices.of(("Running", "All", "None")),

@@ -49,9 +49,11 @@ class Accounts:
         """Require that only a later step than ever before refills the budget."""
         counted = after.status.bookkeeping.restarts_without_progress
         progressed = _saved(after.status) > self.farthest
-        expected = 1 if progressed else before.bookkeeping.restarts_without_progress + 1
-        claim = f"{counted} restarts without progress, not {expected}: {progressed}"
-        self.require(counted == expected, claim)
+        charged = after.status.restarts - before.restarts  # launchers may have led several
+        most = before.bookkeeping.restarts_without_progress + charged
+        least = 1 if progressed else most
+        claim = f"{counted} restarts without progress, not {least} to {most}"
+        self.require(least <= counted <= (most if charged > 1 or not progressed else 1), claim)
         granted = self.ledger.faults["Application"] + self.ledger.other_charges
         claim = f"{after.status.restarts} restarts are charged, {granted} were deserved"
         self.require(after.status.restarts <= granted, claim)

@@ -1,7 +1,7 @@
 """Rules that hold at every moment, judged when a write takes effect."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -103,6 +103,8 @@ class Invariants:
         self._broken_nodes: set[str] = set()
         self.judge_assignment_of: Callable[[Manifest], None] = lambda _: None
         """Asked of each pod that is made."""
+        self.led: Mapping[str, Collection[int]] = {}
+        """Generations that launchers began, by the UIDs of jobs."""
         self.judge_group: Callable[[DDPJob, DDPJob, Require], None] = lambda *_: None
         """Asked of each change of a job's status."""
 
@@ -282,6 +284,7 @@ class Invariants:
             avoids_a_node=self._avoids_a_node(),
             clock_is_right=self.clock_is_right,
             seconds=self._clock.seconds,
+            led=self.led.get(new.uid, ()),
         )
         verdicts.judge(old, new)
         kinds = (

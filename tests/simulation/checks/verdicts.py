@@ -10,10 +10,11 @@ from ddp_operator.job.failure.records import (
     LAUNCHER_UNREACHABLE,
     NO_PROGRESS,
     NODE_LEAVING,
-    PODS_UNREACHABLE,
 )
+from ddp_operator.job.membership.launchers import PODS_UNREACHABLE
 from ddp_operator.job.membership.world import members, slots_of
-from ddp_operator.job.pods import completion
+from ddp_operator.job.planning.group.leading import LED
+from ddp_operator.job.pods.observed import completed_indexes
 from ddp_operator.job.pods.state import START_TIMEOUT, Identity
 
 from tests.simulation.checks.truth import LATE_TO_SEE_SECONDS, Ledger, Truth
@@ -49,6 +50,8 @@ class Verdicts:
     avoids_a_node: bool
     clock_is_right: bool
     seconds: float
+    led: Collection[int] = ()
+    """Generations that launchers began."""
 
     def judge(self, before: DDPJob, after: DDPJob) -> None:
         old, new = before.status, after.status
@@ -59,7 +62,7 @@ class Verdicts:
             self.require(not changed, f"{changed} of a finished job's status changed")
             return
         size = len(members(after))
-        self._ended_well(after, completion.read(new.completed_indexes, below=size))
+        self._ended_well(after, completed_indexes(new.completed_indexes, below=size))
         self._counters(old, after)
         self._goodput(new, after)
         if new.is_true("Succeeded"):
@@ -82,6 +85,9 @@ class Verdicts:
         renewed = (new.bookkeeping.spares_renewed or 0) - (old.bookkeeping.spares_renewed or 0)
         replaced = _replaced(new) - _replaced(old) != (0 if started else renewed)
         self._same_group(old, new)
+        if self._is_led(old, new):
+            self._accepted(old, after)
+            return
         generations = _generation(new) - _generation(old)
         self.require(generations in (0, 1), f"the generation moved by {generations}")
         anew = generations == 1 and not started
@@ -112,7 +118,29 @@ class Verdicts:
             self.require(not anew or relieved or ordered, "processes restart uncounted")
         if charged:
             limit = after.spec.restart.max_restarts
-            self.require(_used(after) <= limit, "more restarts than allowed")
+            used = after.status.bookkeeping.restarts_without_progress
+            self.require(used <= limit, "more restarts than allowed")
+
+    def _is_led(self, old: DDPJobStatus, new: DDPJobStatus) -> bool:
+        """Return whether the operator accepts what launchers led, and decides no failure."""
+        if old.attempt != new.attempt or _generation(old) == _generation(new):
+            return False
+        restarting = new.condition("Restarting")
+        if restarting == old.condition("Restarting"):
+            return _generation(new) in self.led
+        return restarting is not None and restarting.reason == LED
+
+    def _accepted(self, old: DDPJobStatus, after: DDPJob) -> None:
+        """Each restart that launchers led has at most one record; a group of others restarts."""
+        new = after.status
+        newest = _generation(new) - (new.condition("Restarting") != old.condition("Restarting"))
+        self.require(newest in self.led, f"nobody led generation {newest}")
+        counted = new.restarts + new.disruptions - old.restarts - old.disruptions
+        led = _generation(new) - _generation(old)
+        self.require(counted <= led, f"{counted} failures for {led} restarts")
+        self.require(_replaced(new) == _replaced(old), "a pod was replaced uncounted")
+        for failure in new.failures[len(new.failures) - counted :]:
+            self._cause(after, failure, charged=bool(failure.charged))
 
     def _is_relieved(self, old: DDPJobStatus, after: DDPJob) -> bool:
         """Return whether spares took the places of pods that were recorded as lost, or that never
@@ -219,7 +247,8 @@ class Verdicts:
         last = job.status.failures[-1] if job.status.failures else None
         truth = self.truth_of(last.pod) if last else Truth()
         if reason == "MaxRestartsExceeded" and last:
-            self.require(_used(job) >= spec.restart.max_restarts, "failed within budget")
+            used = job.status.bookkeeping.restarts_without_progress
+            self.require(used >= spec.restart.max_restarts, "failed within budget")
             by_rule = any(rule.charged for rule in spec.restart.rules)
             due = by_rule or self._is_chargeable(job, last)
             self.require(due, f"failed because of {last.pod}, but in truth: {truth}")
@@ -254,7 +283,8 @@ class Verdicts:
 
     def _goodput(self, status: DDPJobStatus, job: DDPJob) -> None:
         """Every second of the job's age is accounted for, once."""
-        goodput = status.goodput or Goodput(accounted_until=job.created)
+        goodput, watch = status.goodput or Goodput(), status.bookkeeping.stopwatch
+        accounted_until = watch.accounted_until if watch else job.created
         parts = (
             goodput.pending_seconds,
             goodput.starting_seconds,
@@ -262,12 +292,12 @@ class Verdicts:
             goodput.lost_seconds,
             goodput.suspended_seconds,
         )
-        age = goodput.accounted_until - job.created
+        age = accounted_until - job.created
         self.require(timedelta(seconds=sum(parts)) == age, f"goodput {parts} is not {age}")
         self.require(all(part >= 0 for part in parts), f"goodput {parts}")
         if status.completion_time is not None and self.clock_is_right:
-            until = goodput.accounted_until
-            self.require(until == status.completion_time, f"accounted until {until}")
+            is_all = accounted_until == status.completion_time
+            self.require(is_all, f"accounted until {accounted_until}")
 
 
 def _is_complete(status: DDPJobStatus) -> bool:
@@ -283,9 +313,3 @@ def _generation(status: DDPJobStatus) -> int:
 
 def _replaced(status: DDPJobStatus) -> int:
     return sum(status.bookkeeping.replacements.values())
-
-
-def _used(job: DDPJob) -> int:
-    """Charged restarts that count against the budget."""
-    refills = job.spec.restart.reset_after_progress
-    return job.status.bookkeeping.restarts_without_progress if refills else job.status.restarts

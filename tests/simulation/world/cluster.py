@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,6 +12,8 @@ from ddp_operator.ports import (
     AlreadyExistsError,
     ConflictError,
     Event,
+    ForbiddenError,
+    InvalidError,
     Key,
     Manifest,
     Nodes,
@@ -139,6 +141,26 @@ class SimulatedCluster:
 
         await self._write_to_pod("delete_pod", pod, uid, delete)
 
+    async def delete_pods(
+        self,
+        pods: Mapping[Key, str | None],
+        *,
+        labels: Mapping[str, Sequence[str]],
+        grace_seconds: int | None,
+    ) -> Sequence[Key]:
+        def delete(most: int | None = None) -> list[Manifest]:
+            return self._server.delete_pods(labels, grace_seconds=grace_seconds, most=most)
+
+        try:
+            listed = await self._write(
+                "delete_pods", delete, broken=lambda: delete(most=len(pods) // 2)
+            )
+        except (ForbiddenError, InvalidError):
+            return tuple(pods)
+        selected = {pod["metadata"]["uid"] for pod in listed}
+        assert selected <= set(pods.values()), "other pods of the namespace have these labels"
+        return [pod for pod, uid in pods.items() if uid not in selected]
+
     async def patch_pod(
         self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None
     ) -> None:
@@ -151,10 +173,13 @@ class SimulatedCluster:
         self, job: Key, status: Manifest, *, resource_version: str | None
     ) -> Manifest:
         del job
-        return await self._write(
+        written = await self._write(
             "patch_status",
             lambda: self._server.patch_status(status, resource_version=resource_version),
         )
+        # The response has the job's spec, too, which the watch may not have delivered yet.
+        self._server.delivered.add((written["metadata"]["uid"], written["metadata"]["generation"]))
+        return written
 
     async def delete_job(self, job: Key, *, uid: str) -> None:
         del job
@@ -192,8 +217,17 @@ class SimulatedCluster:
         else:
             self._notify(self._cache.offer(answer))
 
-    async def _write(self, request: str, effect: Callable[[], T], *, name: str = JOB.name) -> T:
-        """Make a request; its effect comes between the way there and the way back."""
+    async def _write(
+        self,
+        request: str,
+        effect: Callable[[], T],
+        *,
+        name: str = JOB.name,
+        broken: Callable[[], T] | None = None,
+    ) -> T:
+        """Make a request; its effect comes between the way there and the way back. Without an
+        answer it may be only a part, `broken`.
+        """
         self.writes += 1
         now = asyncio.get_running_loop().time()
         refusals, last = self._requests.refusals, self._requests.next_is_last()
@@ -203,7 +237,7 @@ class SimulatedCluster:
             await self._die()
         if met.error and not met.done:
             raise refusals.refused(met.error(name))
-        result = effect()
+        result = (broken or effect)() if met.error or last else effect()
         if last:
             await self._die()
         await asyncio.sleep(LATENCY_SECONDS)

@@ -1,6 +1,6 @@
 """Launchers in pods, which restart processes in place, and the operator's way to them."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,6 +12,7 @@ from ddp_operator.api.constants import (
     ENV_HELD,
     ENV_HOLD_SECONDS,
     ENV_LOCAL_PATHS,
+    ENV_MEMBERS,
     ENV_SCOPE,
     LABEL_ATTEMPT,
     LABEL_JOB_NAME,
@@ -19,6 +20,7 @@ from ddp_operator.api.constants import (
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.pods.projection import project
 from ddp_operator.ports import Manifest
+from ddp_protocol.world import GroupAssignment, WorldAnswer
 
 from tests.simulation.clock import Clock
 from tests.simulation.world.kubelet import is_deleting, is_running, node_of, trainer_of
@@ -105,6 +107,16 @@ class Launcher:
     failure: Mapping[str, Any] | None = None
     """Of its processes, in this generation."""
     failed_at: float = 0.0
+    members: str = ""
+    """Slots of the group's pods, of node rank 0; empty: it must not lead."""
+    polled_at: float | None = None
+    """When the operator last asked it for news; None: never."""
+    is_led: bool = False
+    """True: a launcher began this generation, and the operator has not accepted it yet."""
+    leader: str = ""
+    """The host name of that launcher's pod."""
+    reported: list[Mapping[str, Any]] = field(default_factory=list)
+    """Failures of its generation that others have forgotten since, for the next one."""
     led: list[dict[str, Any]] = field(default_factory=list)
     """Generations that it began without an operator, and when."""
     led_for: list[Mapping[str, Any]] = field(default_factory=list)
@@ -147,8 +159,10 @@ class Launchers:
     """How long they take."""
     heard_at: dict[str, float] = field(default_factory=dict)
     """When the operator last heard from a pod, by its UID, that it is in the group as asked."""
-    late: list[Mapping[str, Any]] = field(default_factory=list)
-    """Requests that were sent and come again later."""
+    led_generations: dict[str, set[int]] = field(default_factory=dict)
+    """Those that launchers began, by the UIDs of jobs."""
+    late: list[tuple[str, GroupAssignment]] = field(default_factory=list)
+    """Addresses and assignments that were sent and come again later."""
     _known: dict[str, Launcher] = field(default_factory=dict)
     _answered: set[tuple[str, str]] = field(default_factory=set)
     """UIDs of jobs, and attempts, that had a pod with a launcher: people may have changed the image
@@ -173,7 +187,8 @@ class Launchers:
         generation = int(annotations.get(ANNOTATION_GENERATION, 0))
         hold = int(_variable(pod, ENV_HOLD_SECONDS) or 0) if has_launcher(pod) else 0
         start = not (hold or (_variable(pod, ENV_HELD) and has_launcher(pod)))
-        first = Launcher(generation, first_node_rank(pod), start=start)
+        members = _variable(pod, ENV_MEMBERS) or ""
+        first = Launcher(generation, first_node_rank(pod), start=start, members=members)
         one = self._known.setdefault(pod["metadata"]["uid"], first)
         if hold and one.held_until is None and (started := project(pod).started):
             one.held_until = started + timedelta(seconds=hold)
@@ -207,17 +222,6 @@ class Launchers:
         """Like `fail`, for a pod that may not restart its processes; False: it ends with them."""
         return restarts_in_place(pod) and self.fail(pod, code, message)
 
-    def lead(self, pods: Sequence[Manifest]) -> None:
-        """Without an operator, the launchers of a group begin its next generation."""
-        now = format_time(self.clock.now())
-        ranks = {one.node_rank: one for pod in pods if (one := self.of(pod)).node_rank is not None}
-        leader = ranks[0]
-        generation = leader.generation + 1
-        leader.led.append({"generation": generation, "time": now})
-        leader.led_for += [one.failure for one in ranks.values() if one.failure]
-        for one in ranks.values():
-            one.generation, one.failure = generation, None
-
     def works(self, pod: Manifest) -> bool:
         """Return whether its processes run, or would if they were there."""
         return self.of(pod).works
@@ -241,31 +245,61 @@ class Launchers:
         cut_off = self.all_cut_off_since is not None or _uid(pod) in self.cut_off
         return not cut_off and node_of(pod) not in self.dead_nodes
 
-    def take(self, pod: Manifest, document: Mapping[str, Any]) -> tuple[int, bool]:
-        """PUT /world: the generation that it knows now, and whether those of before have ended."""
+    def take(self, pod: Manifest, group: GroupAssignment) -> WorldAnswer:
+        """PUT /world from the operator."""
         one = self.of(pod)
-        if document["jobUid"] != owner_of(pod) or document["generation"] < one.generation:
-            return one.generation, True
-        self._judge_place(pod, document["generation"], document["nodeRank"])
+        if group.job_uid != owner_of(pod) or group.generation < one.generation:
+            return WorldAnswer(one.generation, ended=True, led=one.is_led)
+        if group.generation == one.generation and one.is_led:
+            others = one.members and group.members != one.members
+            if group.leader != one.leader or others:
+                return WorldAnswer(one.generation, ended=True, led=True)
+        self._judge_place(pod, group.generation, group.node_rank)
         stored = (self.server.job or {}).get("status", {}).get("world", {}).get("generation", 0)
         alive = self.server.job is not None and self.server.job["metadata"]["uid"] == owner_of(pod)
-        what = f"a launcher receives generation {document['generation']}, stored is {stored}"
-        self.require(not alive or document["generation"] <= stored, what)
-        one.node_rank = document["nodeRank"]
+        what = f"a launcher receives generation {group.generation}, stored is {stored}"
+        self.require(not alive or group.generation <= stored, what)
+        one.node_rank, one.members, one.is_led = group.node_rank, group.members, False
         one.led.clear()
         one.led_for.clear()
         if not _restarts_when_moved(pod):  # it joins the others in that generation alone
-            one.generation, one.start = document["generation"], one.start or document["start"]
-            return one.generation, True
-        if document["generation"] > one.generation:
+            one.generation, one.start = group.generation, one.start or group.start
+            return WorldAnswer(one.generation, ended=True)
+        ended = self._restart(pod, group.generation, start=group.start)
+        return WorldAnswer(one.generation, ended)
+
+    def take_led(
+        self, pod: Manifest, leader: Manifest, generation: int, node_rank: int, *, start: bool
+    ) -> bool | None:
+        """PUT /world from a leader: whether processes of before have ended; None: it refuses."""
+        one, name = self.of(pod), leader["metadata"]["name"]
+        is_known = generation == one.generation
+        if generation < one.generation or (is_known and not (one.is_led and one.leader == name)):
+            return None
+        self.led_generations.setdefault(owner_of(pod), set()).add(generation)
+        if not is_known and pod is leader:
+            one.led_for += one.reported
+        if not is_known:
+            one.is_led, one.leader, one.node_rank = True, name, node_rank
+            one.members = one.members if pod is leader else ""
+        if start and pod is leader:
+            now = format_time(self.clock.now())
+            one.led.append({"generation": generation, "time": now})
+        return self._restart(pod, generation, start=start and not is_deleting(pod))
+
+    def _restart(self, pod: Manifest, generation: int, *, start: bool) -> bool:
+        """Let processes restart in a generation; return whether those of before have ended."""
+        one = self.of(pod)
+        if generation > one.generation:
             one.asks_until_ended = 2 if one.has_ranks and self.processes_linger else 0
-            one.generation, one.start, one.failure = document["generation"], False, None
+            one.generation, one.start, one.failure = generation, False, None
+            one.reported = []
         one.asks_until_ended = max(one.asks_until_ended - 1, 0)
         ended = one.asks_until_ended == 0
-        if document["start"] and ended and not one.start:
+        if start and ended and not one.start:
             one.start = True
             self._judge_start(pod, one.generation)
-        return one.generation, ended
+        return ended
 
     def _judge_place(self, pod: Manifest, generation: int, node_rank: int | None) -> None:
         """No two pods ever hold one node rank of one generation, but one that takes the name of
@@ -301,33 +335,38 @@ class Launchers:
             past = theirs.has_ranks and (theirs.generation < generation or theirs.asks_until_ended)
             names = f"{pod['metadata']['name']} and {other['metadata']['name']}"
             self.require(not past, f"{names} run processes of different generations")
+            rank = self.of(pod).node_rank
+            same = other is not pod and theirs.works and theirs.node_rank == rank
+            twice = same and theirs.generation == generation and node_of(other)
+            self.require(not twice, f"{names} both train as node rank {rank}")
 
     def say(self, pod: Manifest) -> bytes:
         """GET /world: the launcher of node rank 0 reports the failures of all that reach it."""
-        one = self.of(pod)
-        failures = (
-            []
-            if one.node_rank != 0
-            else [
-                failure
-                for other in self.server.pods.values()
-                if owner_of(other) == owner_of(pod)
-                and is_running(other)
-                and (other is pod or not self.apart & {_uid(pod), _uid(other)})
-                and (failure := self.of(other).failure)
-                and failure["generation"] == one.generation
-            ]
-        )
+        one, failures = self.of(pod), self.failures(pod)
+        one.polled_at = self.clock.seconds
         number = 1 + one.generation * 100 + len(failures)
         scope = "Pod" if joins(pod) else "InPlace"
         state = {"number": number, "generation": one.generation, "failures": failures}
         state |= {"scope": scope, "savedInPod": self.saved_in_pod(pod)}
-        if one.led and self.server.job:
-            members = self.server.job["status"].get("world", {}).get("members")
-            state["members"] = members or f"0-{self.server.job['spec']['replicas'] - 1}"
-            state["failures"] = [*one.led_for, *failures]
-            state["led"] = one.led
+        if one.led:
+            state |= {"members": one.members, "failures": [*one.led_for, *failures], "led": one.led}
         return orjson.dumps(state)
+
+    def failures(self, pod: Manifest) -> list[Mapping[str, Any]]:
+        """Return the failures of its generation that a launcher of node rank 0 knows."""
+        one = self.of(pod)
+        if one.node_rank != 0:
+            return []
+        reported = [*one.reported]
+        for other in self.server.pods.values():
+            if owner_of(other) != owner_of(pod) or not is_running(other):
+                continue
+            failure = self.of(other).failure
+            is_near = other is pod or not self.apart & {_uid(pod), _uid(other)}
+            is_new = failure not in reported
+            if failure and is_near and is_new and failure["generation"] == one.generation:
+                reported.append(failure)
+        return reported
 
     def saved_in_pod(self, pod: Manifest) -> bool:
         """Return whether rank 0 has saved to its pod's own disk, as in one of five jobs."""
@@ -349,10 +388,10 @@ class Launchers:
     def deliver_late(self) -> None:
         """Deliver old orders again, to the pods that have these addresses now."""
         late, self.late = self.late, []
-        for sent in late:
-            pod = self.at(sent["address"])
+        for address, group in late:
+            pod = self.at(address)
             if pod is not None:
                 before = self.of(pod).generation
-                self.take(pod, sent["document"])
+                self.take(pod, group)
                 now = self.of(pod).generation
                 self.require(now >= before, f"a launcher went back from {before} to {now}")

@@ -34,6 +34,7 @@ LEAVING: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Signals that a node is about to go: of clouds, and of Kubernetes 1.37."""
 _ONGOING: Final = "ONGOING"
+_SCHEDULED: Final = "cloud.google.com/scheduled-maintenance-time"
 BAD: Final[Mapping[str, Mapping[str, str]]] = {"Xid": {"condition": "XidCriticalError"}}
 UNREACHABLE: Final = "unreachable"
 """The node lifecycle controller has not heard of its kubelet for 40 s (50 s from 1.29 on)."""
@@ -86,6 +87,12 @@ def reporting(node: Manifest, what: str) -> Manifest:
     return {**node, "metadata": metadata, "spec": {"taints": taints}, "status": status}
 
 
+def maintained_at(node: Manifest, seconds: int) -> Manifest:
+    """Return the same node, for which GKE has scheduled a maintenance at this time."""
+    labels = {**node["metadata"]["labels"], _SCHEDULED: str(seconds)}
+    return {**node, "metadata": {**node["metadata"], "labels": labels}}
+
+
 def rebooted(node: Manifest) -> Manifest:
     """Return the same node after another start of its machine."""
     info = {"bootID": boot_id_of(node) + "+"}
@@ -103,7 +110,7 @@ def is_leaving(node: Manifest) -> bool:
     keys = {taint["key"] for taint in node["spec"].get("taints") or ()}
     types = {one["type"] for one in node["status"]["conditions"] if one["status"] == "True"}
     labels = node["metadata"]["labels"]
-    return any(
+    return _SCHEDULED in labels or any(
         signal.get(_TAINT) in keys
         or signal.get("condition") in types
         or labels.get(signal.get("label")) == _ONGOING

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 from ddp_operator.api.constants import LABEL_ATTEMPT
+from ddp_operator.job.membership.world import members
 from ddp_operator.ports import NOTHING_YET, Manifest
 
 from tests.simulation.clock import BEGINNING
@@ -232,7 +233,7 @@ class PacedTraining(Training):
         job = self.simulation.job()
         world = job.status.world if job else None
         if job and world and (str(job.status.attempt), world.generation) == (attempt, generation):
-            self.sizes[attempt, generation] = world.size
+            self.sizes[attempt, generation] = len(members(job))
         return self.sizes.get((attempt, generation), self.replicas)
 
     def _identity(self, pod: Manifest) -> tuple[str, int]:

@@ -182,5 +182,5 @@ def decision(planned: Plan, part: Callable[[Mapping[str, Any]], Manifest] = deci
     status = status.updated(
         conditions=tuple(one.updated(message="") for one in status.conditions),
         failures=tuple(one.updated(message="") for one in status.failures),
-    )
+    ).noting(stopwatch=None)
     return replace(planned, status=status, seen=None, events=())

@@ -21,7 +21,7 @@ CREATIONS: Final = (
 )
 WRITES: Final = (
     *CREATIONS,
-    "delete_pod",
+    *("delete_pod", "delete_pods"),
     "patch_pod",
     "delete NetworkPolicy",
     "patch_status",

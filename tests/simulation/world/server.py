@@ -4,7 +4,7 @@ Stored manifests are never changed in place, so that events may share them.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -140,6 +140,21 @@ class ApiServer:
         deleted = self.end_pod(key, grace_seconds=grace_seconds)
         self.judge.pod_deleted(deleted)
         return deleted
+
+    def delete_pods(
+        self, labels: Mapping[str, Sequence[str]], *, grace_seconds: int | None, most: int | None
+    ) -> list[Manifest]:
+        """Delete the pods with these labels one after the other, of which a broken request reaches
+        only `most`. Return them as they were before.
+        """
+        listed = [
+            pod
+            for pod in self.pods.values()
+            if all(pod["metadata"]["labels"].get(name) in labels[name] for name in labels)
+        ]
+        for pod in listed[:most]:
+            self.delete_pod(_key(pod), grace_seconds=grace_seconds)
+        return listed
 
     def end_pod(self, key: Key, *, grace_seconds: int | None = None) -> Manifest:
         """Request a pod's end. One that has no node, or that has ended, is gone at once."""

@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from ddp_operator.ports import Manifest, WorldAnswer
+from ddp_operator.ports import Manifest
+from ddp_protocol.world import GroupAssignment, WorldAnswer
 
 from tests.simulation.world.kubelet import is_running
 from tests.simulation.world.launchers import ANSWER_SECONDS, Launchers
@@ -93,29 +93,29 @@ class SimulatedTrainers:
         return await self._answers() and bool(address and token)
 
     async def put_world(
-        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
+        self, address: str, group: GroupAssignment, *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         await asyncio.sleep(ANSWER_SECONDS)
         self._launchers.judge_assignment(address)
-        self._launchers.late.append({"address": address, "document": document})
+        self._launchers.late.append((address, group))
         pod = self._launchers.at(address)
         if pod is None or not (token and wait_seconds):
             return None
-        answer = self._launchers.take(pod, document)
+        answer = self._launchers.take(pod, group)
         in_time = await self._answers(wait_seconds)
         if not in_time or self._launchers.loses_answers:
             return None
-        if answer == (document["generation"], True):
+        if answer == WorldAnswer(group.generation, ended=True):
             heard_at = self._launchers.heard_at
             heard_at[pod["metadata"]["uid"]] = asyncio.get_running_loop().time()
-        return WorldAnswer(*answer)
+        return answer
 
     async def poll_world(
-        self, address: str, *, after: int, wait_seconds: int, token: str
+        self, address: str, *, after: int, wait_seconds: int, lead_seconds: int, token: str
     ) -> bytes | str:
         in_time = await self._answers(wait_seconds)
         pod = self._launchers.at(address)
-        if pod is None or not (token and in_time):
+        if pod is None or not (token and in_time and lead_seconds):
             return f"nobody listens, after {after} and {wait_seconds} s"
         return self._launchers.say(pod)
 
