@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from ddp_client import report
-from ddp_client.report.files import RUN, read_run
+from ddp_client.local.run.record import FILE_NAME
+from ddp_client.report.files import read_run
 from ddp_trainer import workloads
 
 from tests.local.command import processes_of, running
@@ -48,7 +49,7 @@ async def test_digits_finishes_after_a_lost_rank(tmp_path: Path) -> None:
     assert made.saves is not None
     assert {save.step for save in made.saves.rows} >= {20, 260, 276}
     assert sum(rank.times for rank in made.ranks) == 28
-    assert "DDP_TOKEN" not in (tmp_path / RUN).read_text()
+    assert "DDP_TOKEN" not in (tmp_path / FILE_NAME).read_text()
 
 
 @pytest.mark.nightly

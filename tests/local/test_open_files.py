@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from ddp_protocol.world import LEAD_SECONDS
 
 
 async def run(script: str, *arguments: object, soft: int, hard: int) -> Any:
@@ -36,6 +37,8 @@ class Launchers:
     def __init__(self) -> None:
         self.polled: set[str] = set()
         self.waits: set[int] = set()
+        self.promises: set[int] = set()
+        """After how many seconds without a poll they may lead."""
 
     async def answer(self, request: web.Request) -> web.Response:
         if request.method == "PUT":
@@ -43,6 +46,7 @@ class Launchers:
         wait = int(request.query["wait"])
         self.polled.add(request.host)
         self.waits.add(wait)
+        self.promises.add(int(request.query["lead"]))
         await asyncio.sleep(wait)
         return web.json_response({"number": 1, "generation": 0})
 
@@ -52,17 +56,20 @@ POLLING = """
     import aiohttp
     from ddp_operator.endpoints import HealthEndpoint
     from ddp_operator.ports import OutOfFilesError
-    from ddp_operator.trainers import HttpTrainers
+    from ddp_operator.engine.trainers.requests import HttpTrainers
+    from ddp_protocol.world import GroupAssignment
 
     port, jobs, taken = map(int, sys.argv[1:])
     hosts = [f"127.0.{n // 200 + 1}.{n % 200 + 1}:{port}" for n in range(jobs)]
     rounds, out_of_files = dict.fromkeys(hosts, 0), 0
+    group = GroupAssignment(job_uid="u", attempt=0, generation=1, nodes=1, master_addr="j")
 
     async def listen(trainers, host):
         global out_of_files
         while True:
             try:
-                answer = await trainers.poll_world(host, after=0, wait_seconds=2, token="t")
+                asked = {"after": 0, "wait_seconds": 2, "lead_seconds": 5}
+                answer = await trainers.poll_world(host, **asked, token="t")
                 assert isinstance(answer, bytes), answer
                 rounds[host] += 1
             except OutOfFilesError:
@@ -92,7 +99,7 @@ POLLING = """
                 healthy += await is_healthy(own)
                 try:
                     answer = await trainers.put_world(
-                        hosts[0], {"generation": 1}, wait_seconds=5, token="t"
+                        hosts[0], group, wait_seconds=5, token="t"
                     )
                     assigned.append(answer is not None and answer.generation == 1)
                 except OutOfFilesError:
@@ -132,5 +139,6 @@ async def test_more_launchers_than_files_are_polled_in_turns(jobs: int, taken: i
     assert assigned
     assert all(assigned), "a launcher that answers is not called silent"
     assert len(launchers.polled) == jobs
+    assert max(launchers.promises) == LEAD_SECONDS, "the next turn may come late"
     assert min(launchers.waits) == 1, "shorter polls let each launcher have its turn"
     assert (out_of_files > 0) is (taken > 0)

@@ -1,11 +1,13 @@
-"""A run ends in order at the first signal, and at once at the second."""
+"""A run ends in order at the first signal or without a reader, and at once at the second."""
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.local.command import processes_of, running
+from tests.local.command import DEADLINE_SECONDS, processes_of, running
 
 MANIFEST = """
 apiVersion: ddp-operator.io/v1alpha1
@@ -56,3 +58,35 @@ async def test_a_second_signal_kills(tmp_path: Path, workdir: Path) -> None:
         command.process.send_signal(signal.SIGINT)
         assert await command.wait() == 130
     assert processes_of(workdir) == []
+
+
+@pytest.mark.parametrize("output", ["pipe", "full disk"])
+def test_run_that_cannot_print_ends_its_processes(
+    tmp_path: Path, workdir: Path, output: str
+) -> None:
+    file = manifest(tmp_path, on_sigterm="exit 143")
+    run = [sys.executable, "-m", "ddp_client.local", str(file), "--workdir", str(workdir)]
+    with Path("/dev/full").open("wb") as full:
+        command = subprocess.Popen(
+            run,
+            stdout=subprocess.PIPE if output == "pipe" else full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    try:
+        if command.stdout is not None:
+            command.stdout.readline()
+            command.stdout.close()
+        assert command.stderr is not None
+        errors = command.stderr.read()
+        code = command.wait(DEADLINE_SECONDS)
+    finally:
+        command.kill()
+    assert processes_of(workdir) == []
+    if output == "pipe":
+        assert (code, errors) == (128 + signal.SIGPIPE, "")
+    else:
+        assert (code, errors) == (
+            1,
+            "error: cannot write to standard output: No space left on device\n",
+        )

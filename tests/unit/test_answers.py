@@ -3,27 +3,28 @@
 import contextlib
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated
 
 import hypothesis.strategies as st
 import pytest
-from ddp_operator.answers import Answer, Count, InvalidAnswerError
+from ddp_client.views.stacks import StacksAnswer
 from ddp_operator.hang.evidence import TracesAnswer
-from ddp_operator.hang.stacks import StacksAnswer
 from ddp_operator.job.failure.symptoms import last_words
-from ddp_operator.job.membership.launcher_protocol import LauncherStatus
-from ddp_operator.job.status.progress import TrainerStatus
+from ddp_protocol.message import Bounds, Count, InvalidMessageError, Message
+from ddp_protocol.progress import TrainerStatus
+from ddp_protocol.world import LauncherStatus
 from hypothesis import given, settings
-from pydantic import Field
 
 KINDS = [TrainerStatus, LauncherStatus, TracesAnswer]
 MEGABYTES = 8
 """Of an answer of 64 KB."""
 
 
-class Steps(Answer):
+@dataclass(frozen=True, kw_only=True)
+class Steps(Message):
     step: Count
-    steps: Annotated[list[Count], Field(max_length=4)] | None = None
+    steps: Annotated[tuple[Count, ...], Bounds(0, 4)] | None = None
 
 
 @contextlib.contextmanager
@@ -39,20 +40,20 @@ def little_memory() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"step": 1' + b" " * Answer.MAX_BYTES + b"}", "more than 65536 bytes"),
+        (b'{"step": 1' + b" " * Message.MAX_BYTES + b"}", "more than 65536 bytes"),
         (b"[" * 60_000, "not JSON"),
         (b'{"step": ' * 6_000, "not JSON"),
         (b'{"step": 1' + b"0" * 5_000 + b"}", "not JSON"),
-        (b'{"step": 1e999}', "step: "),
-        (b'{"step": NaN}', "step: "),
-        (b'{"step": 9007199254740992}', "step: "),
-        (b'{"step": 1, "steps": [1, 2, 3, 4, 5]}', "steps: "),
+        (b'{"step": 1e999}', "step "),
+        (b'{"step": NaN}', "step "),
+        (b'{"step": 9007199254740992}', "step "),
+        (b'{"step": 1, "steps": [1, 2, 3, 4, 5]}', "steps "),
         (b"\xff", "not JSON"),
         (b"", "not JSON"),
     ],
 )
 def test_answer_beyond_a_limit_is_refused(content: bytes, said: str) -> None:
-    with little_memory(), pytest.raises(InvalidAnswerError, match=said):
+    with little_memory(), pytest.raises(InvalidMessageError, match=said):
         Steps.read(content)
 
 
@@ -73,7 +74,7 @@ KEYS = [b"ranks", b"groups", b"failures", b"firstSteps", b"first_steps", b"led",
 def large_answers(draw: st.DrawFn) -> bytes:
     """Answers that consist of one small part, many times."""
     unit = draw(st.sampled_from(UNITS))
-    count = draw(st.integers(1, Answer.MAX_BYTES)) // len(unit)
+    count = draw(st.integers(1, Message.MAX_BYTES)) // len(unit)
     content = b"[" + (unit * max(count, 1))[:-1] + b"]"
     for key in draw(st.lists(st.sampled_from(KEYS), max_size=4)):
         content = b'{"%s":%s,"step":1,"number":1,"generation":1}' % (key, content)
@@ -82,14 +83,14 @@ def large_answers(draw: st.DrawFn) -> bytes:
 
 @given(large_answers(), st.sampled_from(KINDS))
 @settings(max_examples=40, deadline=None)
-def test_large_answers_take_little_memory(content: bytes, kind: type[Answer]) -> None:
-    with little_memory(), contextlib.suppress(InvalidAnswerError):
+def test_large_answers_take_little_memory(content: bytes, kind: type[Message]) -> None:
+    with little_memory(), contextlib.suppress(InvalidMessageError):
         kind.read(content)
 
 
 @given(st.binary(max_size=300), st.sampled_from([*KINDS, StacksAnswer]))
-def test_any_bytes_are_read_or_refused(content: bytes, kind: type[Answer]) -> None:
-    with contextlib.suppress(InvalidAnswerError):
+def test_any_bytes_are_read_or_refused(content: bytes, kind: type[Message]) -> None:
+    with contextlib.suppress(InvalidMessageError):
         kind.read(content)
 
 

@@ -63,7 +63,7 @@ def job(attempt: int, *, reason: str = "", generation: int = 0) -> Any:
         "reason": reason,
         "lastTransitionTime": "2026-01-01T00:02:00Z",
     }
-    world = {"generation": generation, "size": 2, "members": "0-1"}
+    world = {"generation": generation, "members": "0-1"}
     status = {"attempt": attempt, "conditions": [condition] if reason else [], "world": world}
     return {"metadata": {"name": "train"}, "status": status}
 

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ddp_client import documents
 from ddp_client.convert import of_manifests
-from ddp_operator import documents
-from ddp_operator.documents import MAX_BYTES, DocumentError, read, read_text
+from ddp_client.documents import MAX_BYTES, DocumentError, read, read_text
 
 from tests.unit.convert.examples import PYTORCHJOB, load
 

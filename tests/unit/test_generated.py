@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
-import pytest
 import yaml
 from ddp_operator.api.schema.crd import custom_resource_definition
+from ddp_protocol.error_texts import TOPICS
+
+from tools import error_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,15 +18,10 @@ def test_stored_crd_matches_the_models() -> None:
     assert crd == custom_resource_definition(), f"{stored} is out of date: run make generate"
 
 
-@pytest.mark.parametrize(
-    ("source", "copy"),
-    [
-        ("job/failure/messages.py", "process_group/messages.py"),
-        ("endpoints/connections.py", "launcher/status_server/connections.py"),
-        ("endpoints/refusals.py", "launcher/status_server/refusals.py"),
-    ],
-)
-def test_trainer_has_the_operators_files(source: str, copy: str) -> None:
-    original = ROOT / "operator/ddp_operator" / source
-    copied = ROOT / "trainer-image/ddp_trainer" / copy
-    assert copied.read_text() == original.read_text(), f"{copied} is out of date: run make generate"
+def test_page_of_errors_has_all_texts() -> None:
+    stored = ROOT / error_page.PATH
+    text = stored.read_text()
+    assert text == error_page.page(), f"{stored} is out of date: run make generate"
+    examples = [known.example for texts in TOPICS.values() for known in texts]
+    assert all(f"```text\n{example}\n```" in text for example in examples)
+    assert text.count("*What to do:*") == len(examples)

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import yaml
 from ddp_operator.api.constants import API_VERSION
-from ddp_operator.api.gpus import GPUS
+from ddp_operator.api.gpus import GPUS, networks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.planning.words import unknown_accelerators
 from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.fabrics.rdma import CLAIMED
 from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.job.pods.state import Identity
 
@@ -21,13 +22,17 @@ MANIFESTS = Path(__file__).parents[2] / "manifests"
 PAGE = (MANIFESTS.parent / "docs/how-to/gke.md").read_text()
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
 OBJECTS: list[dict[str, Any]] = [one for block in BLOCKS for one in yaml.safe_load_all(block)]
-OBJECTS.append(yaml.safe_load((MANIFESTS / "examples" / "gpu-gke.yaml").read_text()))
+EXAMPLES = MANIFESTS / "examples"
+OBJECTS.append(yaml.safe_load((EXAMPLES / "gpu-gke.yaml").read_text()))
+CLASS, CLASS_JOB = yaml.safe_load_all((EXAMPLES / "dranet-compute-class.yaml").read_text())
+OBJECTS.append(CLASS_JOB)
 JOBS = [one for one in OBJECTS if one["apiVersion"] == API_VERSION]
 FABRICS = {
     "digits-l4": None,
     "gpt-h100": "tcpxo",
     "gpt-h200": "rdma",
     "gpt-b200": "dranet",
+    "gpt-b200-class": "dranet",
 }
 """Networks of the page's jobs."""
 
@@ -39,7 +44,38 @@ def parsed(manifest: dict[str, Any]) -> DDPJob:
 
 
 def test_page_has_a_job_for_each_machine_type() -> None:
-    assert [one["metadata"]["name"] for one in JOBS] == [*list(FABRICS)[1:], "digits-l4"]
+    assert {one["metadata"]["name"] for one in JOBS} == FABRICS.keys()
+
+
+def test_page_shows_the_compute_class_of_the_example() -> None:
+    assert [one for one in OBJECTS if one["kind"] == "ComputeClass"] == [CLASS]
+    spec = CLASS["spec"]
+    assert spec["nodePoolConfig"]["dra"]["networking"]["enabled"] is True
+    job = parsed(CLASS_JOB)
+    assert job.spec.accelerator is not None
+    assert job.spec.accelerator.compute_class == CLASS["metadata"]["name"]
+    [claimed] = CLAIMED["devices"]["requests"]
+    for priority in spec["priorities"]:
+        gpu = GPUS[priority["gpu"]["type"]]
+        assert priority["acceleratorNetworkProfile"] == "auto"
+        assert priority["machineType"].startswith(gpu.machines)
+        assert "dranet" in networks(gpu)
+        count = priority["gpu"]["count"]
+        assert count == job.spec.accelerator.count == gpu.most == claimed["exactly"]["count"]
+    pod = manifests.pod(job, Identity(0, 0))["spec"]
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/compute-class": "b200-rdma",
+        "gke.networks.io/accelerator-network-profile": "auto",
+    }
+    paths = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    assert set(paths.values()) == {"/home/kubernetes/bin/nvidia", "/home/kubernetes/bin/gib"}
+    mounts = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] in paths]
+    assert [one["readOnly"] for one in mounts] == [True, True]
+
+
+def test_network_profile_needs_no_beta_command() -> None:
+    assert "accelerator-network-profile=auto" in PAGE
+    assert "gcloud beta container" not in PAGE
 
 
 @pytest.mark.parametrize("manifest", JOBS, ids=lambda one: one["metadata"]["name"])

@@ -140,7 +140,7 @@ STATUSES: dict[str, Json] = {
     "objects": {"failures": [FAILURE] * (MB // 1100)},
     "invalid objects": {"conditions": [{}] * (MB // 3)},
     "text": {"message": "m" * MB},
-    "counts by name": {"nodeFailures": {f"n{i}": 1 for i in range(MB // 12)}},
+    "gaps": {"gaps": [{"reason": "Silent", "since": WHEN, "nodeRanks": "0-9"}] * (MB // 70)},
     "names": {"excludedNodes": ["n"] * (MB // 4)},
 }
 
@@ -184,9 +184,10 @@ _OF_CONDITIONS = {
 _BY_NAME = st.dictionaries(st.sampled_from(["0", "1", "-1", "x", ""]), _NUMBERS, max_size=3)
 _STEPS = st.fixed_dictionaries({"step": _NUMBERS, "updatedAt": _TIMES, "time": _TIMES})
 _TYPED: dict[str, st.SearchStrategy[Any]] = {
-    "goodput": st.fixed_dictionaries({"accountedUntil": _TIMES, "lostSeconds": _NUMBERS}),
+    "goodput": st.fixed_dictionaries({"lostSeconds": _NUMBERS}),
+    "stopwatch": st.fixed_dictionaries({"accountedUntil": _TIMES}),
     **{"progress": _STEPS, "checkpoint": _STEPS},
-    **{"replacements": _BY_NAME, "nodeFailures": _BY_NAME},
+    "replacements": _BY_NAME,
     "failures": st.lists(st.fixed_dictionaries(_OF_FAILURES), max_size=2),
     "conditions": st.lists(st.fixed_dictionaries(_OF_CONDITIONS), max_size=3),
 }

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import ddp_client
 import ddp_operator
+import ddp_protocol
 import ddp_trainer
 import pytest
 from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES
@@ -11,7 +12,7 @@ from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES
 from tests.message_style import faults, faults_at_terminal, faults_of_refusal
 from tests.unit.source_messages import Message, messages
 
-PACKAGES = (ddp_operator, ddp_client, ddp_trainer)
+PACKAGES = (ddp_protocol, ddp_operator, ddp_client, ddp_trainer)
 FOLDERS = [Path(path) for package in PACKAGES for path in package.__path__]
 REFUSALS = {
     "BadParameter",

@@ -5,8 +5,8 @@ import resource
 from itertools import pairwise
 
 import pytest
-from ddp_operator import open_files
-from ddp_operator.open_files import share
+from ddp_operator.engine import open_files
+from ddp_operator.engine.open_files import share
 
 
 @pytest.mark.parametrize("limit", [1, 16, 64, 256, 1024, 4096, 65_536, 2**20])

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from ddp_operator import startup
 from ddp_operator.endpoints.metrics import PATH
 from ddp_operator.job.pods import multikueue
 from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.kube import NODES, PODS, Permission
 from ddp_operator.kube.resources import WORKLOADS, Resource, resource_of
 from ddp_operator.ports import Key
+from ddp_operator.process import crd_fit, startup
 
 from tests.good_manifests import template
 from tests.unit.job.builders import fresh_job
@@ -72,7 +72,7 @@ def test_cluster_roles_grant_exactly_what_all_namespaces_need() -> None:
     assert grants_exactly(EVERYWHERE["ClusterRole", "ddp-operator-logs"], READ_LOGS)
     tokens = startup.create_token_secrets(None)
     assert grants_exactly(EVERYWHERE["ClusterRole", "ddp-operator-tokens"], tokens)
-    assert grants_exactly(EVERYWHERE["ClusterRole", "ddp-operator-crd"], startup.READ_CRD)
+    assert grants_exactly(EVERYWHERE["ClusterRole", "ddp-operator-crd"], crd_fit.READ_CRD)
 
 
 def test_roles_grant_exactly_what_one_namespace_needs() -> None:

@@ -170,7 +170,7 @@ async def test_log_that_takes_too_long_to_search_is_left_out(
         return line, ()
 
     now = [0.0]
-    monkeypatch.setattr(redaction, "_line", slow)
+    monkeypatch.setattr(redaction, "without_secrets", slow)
     monkeypatch.setattr("ddp_client.views.redaction.time.thread_time", lambda: now[0])
     path = tmp_path / "bundle.tar.gz"
     result = await ddp("bundle", NAME, "-o", str(path))

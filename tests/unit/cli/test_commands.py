@@ -11,7 +11,7 @@ from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import Json
 from tests.unit.cli.conftest import Ddp
-from tests.unit.cli.jobs import ESCAPES, stored, training
+from tests.unit.cli.jobs import ESCAPES, failure, stored, training
 from tests.unit.job.builders import NAME, fresh_job
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 
@@ -121,6 +121,27 @@ async def test_why_as_json(ddp: Ddp, server: FakeApiServer) -> None:
     found = json.loads((await ddp("why", NAME, "-o", "json")).stdout)
     assert sorted(found) == ["evidence", "last_words", "remedies", "sentence"]
     assert found["sentence"].startswith("digits is running, but has completed no step for")
+
+
+async def test_why_explains_a_known_error(ddp: Ddp, server: FakeApiServer) -> None:
+    said = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    ended = stored("Failed", "MaxRestartsExceeded", failures=[failure(message=said)])
+    server.create("ddpjobs", ended)
+    why = " ".join((await ddp("why", NAME)).stdout.split())
+    assert "a known error: the GPU ran out of memory" in why
+    assert "use smaller batches or gradient accumulation" in why
+
+
+async def test_why_puts_the_teams_own_remedies_first(ddp: Ddp, server: FakeApiServer) -> None:
+    said = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    server.create("ddpjobs", stored("Failed", "X", failures=[failure(message=said)]))
+    data = {"oom": "CUDA out of memory\nAsk in #gpus for an H200", "bad": "a"}
+    metadata = {"name": "ddp-remedies", "namespace": "research"}
+    server.create("configmaps", {"metadata": metadata, "data": data})
+    found = json.loads((await ddp("why", NAME, "-o", "json")).stdout)
+    assert found["remedies"][0] == "Ask in #gpus for an H200"
+    assert any("smaller batches" in remedy for remedy in found["remedies"])
+    assert found["evidence"][-1].startswith("ConfigMap ddp-remedies, key bad: it has one line")
 
 
 async def test_cause_of_kueue_is_shown(ddp: Ddp, server: FakeApiServer) -> None:

@@ -40,6 +40,7 @@ async def test_command_costs_the_requests_on_the_page(
     script = tmp_path / "train.py"
     script.write_text("")
     words = command.replace("NAME", NAME).replace("train.py", str(script)).split()
+    words = [str(tmp_path) if word == "." else word for word in words]
     before = len(server.requests)
     result = await ddp(*words)
     assert "Usage" not in result.output, result.output

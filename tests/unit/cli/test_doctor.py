@@ -48,6 +48,7 @@ async def test_healthy_cluster(ddp: Ddp, healthy: FakeApiServer) -> None:
     assert subjects(result.stdout) == {
         **dict.fromkeys(("cluster", "CRD", "operator", "your rights", "GPUs"), "ok"),
         **dict.fromkeys(("shared memory", "Pod Security", "schedulers", "queues"), "ok"),
+        "native gangs": "ok",
         "storage": "warn",
     }
     assert "namespace research has team" in result.stdout

@@ -12,7 +12,7 @@ from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import Json
 from tests.unit.cli.conftest import Ddp
-from tests.unit.cli.jobs import ESCAPES, at, stored, training
+from tests.unit.cli.jobs import ESCAPES, at, failure, stored, training
 from tests.unit.job.builders import NAME, fresh_job, pod
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 
@@ -29,9 +29,16 @@ def printed(*lines: tuple[int, str]) -> bytes:
     return b"".join(f"2026-03-01T12:00:{second:02}Z {text}\n".encode() for second, text in lines)
 
 
-def started(server: FakeApiServer, index: int, *, attempt: int = 0, ended: bool = False) -> str:
+def started(
+    server: FakeApiServer,
+    index: int,
+    *,
+    attempt: int = 0,
+    replacement: int = 0,
+    ended: bool = False,
+) -> str:
     """Create a pod of the stored job that runs, or has run; return its name."""
-    made = manifests.pod(fresh_job(), Identity(index, attempt))
+    made = manifests.pod(fresh_job(), Identity(index, attempt, replacement))
     uid = server.objects[JOB]["metadata"]["uid"]
     made["metadata"]["ownerReferences"][0]["uid"] = uid
     name: str = made["metadata"]["name"]
@@ -312,3 +319,61 @@ class TestFollow:
         server.logs[started(server, 0, ended=True)] = printed((1, "said"))
         monkeypatch.setattr(logs, "fetch", Script(lambda: server.delete(*JOB)))
         assert (await ddp("logs", NAME, "-f")).stdout == "0 | said\n"
+
+
+async def test_earlier_attempt_shows_pods_and_what_the_status_keeps(
+    ddp: Ddp, server: FakeApiServer
+) -> None:
+    server.create("ddpjobs", training(attempt=1, failures=[failure()]))
+    server.logs[started(server, 0, ended=True)] = printed((1, "first try"))
+    server.logs[started(server, 0, attempt=1)] = printed((2, "second try"))
+    result = await ddp("logs", NAME, "--attempt", "0")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        *("0 | first try", "1 | Traceback", "1 |   File x", "1 | ValueError: bad batch")
+    ]
+    assert result.stderr == (f"Pod {NAME}-0-1 is gone; these last lines were kept in the job:\n")
+    other = await ddp("logs", NAME, "--attempt", "7")
+    assert "Nothing is left of attempt 7; the newest attempt is 1." in other.stderr
+    assert (await ddp("logs", NAME, "-f", "--attempt", "0")).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("phase", "lead"),
+    [("Failed", "No pod has a log any more."), ("Restarting", "No pod has started yet; run")],
+)
+async def test_logs_without_pods_show_the_newest_kept_lines(
+    ddp: Ddp, server: FakeApiServer, phase: str, lead: str
+) -> None:
+    failures = [failure(message="older"), failure(attempt=1, pod=f"{NAME}-1-0", index=0, rank=0)]
+    server.create("ddpjobs", stored(phase, attempt=2, failures=failures))
+    result = await ddp("logs", NAME)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith(lead)
+    assert result.stdout.splitlines() == [
+        *("0 | Traceback", "0 |   File x", "0 | ValueError: bad batch")
+    ]
+
+
+async def test_ended_job_that_never_failed_has_no_log_left(ddp: Ddp, server: FakeApiServer) -> None:
+    server.create("ddpjobs", stored("Succeeded"))
+    result = await ddp("logs", NAME)
+    assert (result.stdout, result.stderr) == ("", "No pod has a log any more.\n")
+
+
+async def test_kept_lines_have_no_secrets(ddp: Ddp, server: FakeApiServer) -> None:
+    message = f"epoch 1\nexport WANDB_API_KEY=0123456789abcdef\nKeyError: {ESCAPES}\n"
+    server.create("ddpjobs", stored("Failed", failures=[failure(message=message)]))
+    result = await ddp("logs", NAME, "--attempt", "0")
+    assert "0123456789abcdef" not in result.stdout
+    assert "1 | epoch 1" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+async def test_kept_lines_of_a_pod_with_several_ranks(ddp: Ddp, server: FakeApiServer) -> None:
+    failures = [failure(rank=None, message="a"), failure(rank=5, index=1, message="b")]
+    server.create("ddpjobs", stored("Failed", failures=failures, spec={"nprocPerNode": 4}))
+    assert (await ddp("logs", NAME, "--attempt", "0")).stdout == "4-7 | a\n5 | b\n"
+    assert (await ddp("logs", NAME, "--attempt", "0", "--rank", "5")).stdout == "4-7 | a\n5 | b\n"
+    assert (await ddp("logs", NAME, "--attempt", "0", "--rank", "6")).stdout == "4-7 | a\n"
+    assert (await ddp("logs", NAME, "--attempt", "0", "--rank", "0")).stdout == ""

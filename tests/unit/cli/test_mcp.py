@@ -12,7 +12,7 @@ from ddp_client.cli import mcp_server
 from ddp_client.cli.__main__ import program
 from ddp_client.cli.commands.mcp import MISSING
 from ddp_client.remote.cluster import JOBS
-from ddp_operator.api import reasons
+from ddp_client.views import reasons
 from mcp import Client
 from mcp.types import TextContent
 

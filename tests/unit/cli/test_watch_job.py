@@ -4,10 +4,12 @@ from datetime import UTC, datetime
 import pytest
 from ddp_client.cli import app
 from ddp_client.cli.commands.watching import job as watch_job
+from ddp_client.cli.commands.watching.live import drawing
 from ddp_client.views.curve import POINTS, Losses, curve
 
 from tests.unit.cli.conftest import Ddp
 from tests.unit.cli.jobs import ESCAPES, condition, stored, training
+from tests.unit.cli.screens import screens_of
 from tests.unit.job.builders import NAME
 from tests.unit.kube.fake_api_server import FakeApiServer
 from tests.waiting import eventually
@@ -63,15 +65,14 @@ async def test_terminal_shows_progress_and_losses(
     succeed(server)
     result = await running
     assert result.exit_code == 0, result.output
-    first, *_, last = result.stdout.split("\x1b[H")[1:]
+    first, *_, last = screens_of(result.stdout)
     assert "phase       Running" in first
     assert "loss        " not in first
     assert "phase       Succeeded" in last
     assert "█" in last
     assert "▁" in last
-    text = last.replace("\x1b[K\n", "").removesuffix("\x1b[J")
-    assert text.isprintable()  # no control characters of the job's text
-    assert max(map(len, last.replace("\x1b[K", "").splitlines())) <= 110
+    assert last.replace("\n", "").isprintable()  # no control characters of the job's text
+    assert max(map(len, last.splitlines())) <= 110
 
 
 async def test_terminal_shows_changes_of_the_queue(
@@ -88,15 +89,19 @@ async def test_terminal_shows_changes_of_the_queue(
     before = server.count("GET", "/workloads/")
     await eventually(lambda: server.count("GET", "/workloads/") > before + 3)
     succeed(server)
-    screens = (await running).stdout.split("\x1b[H")[1:]
+    screens = screens_of((await running).stdout)
     assert "Kueue " not in screens[0]
     assert any("is deactivated" in screen for screen in screens)
     assert "Kueue " not in screens[-1]
 
 
 def test_screen_is_drawn_over_the_previous_one(capsys: pytest.CaptureFixture[str]) -> None:
-    watch_job.draw(["a", "b"])
-    assert capsys.readouterr().out == "\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[J"
+    with drawing() as draw:
+        draw(["a", "b"])
+        draw(["c"])
+    output = capsys.readouterr().out
+    assert screens_of(output) == ["a\nb", "c", "c\n"]
+    assert output.count("\x1b[1A\x1b[2K") == 1  # one line up, and erased
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -144,6 +149,6 @@ def test_losses_are_bounded() -> None:
     losses = Losses()
     for step in range(100_000):
         losses.add(step, float(step))
-    assert len(losses._seen) <= 100 * POINTS
+    assert len(losses._points) <= 100 * POINTS
     assert losses.line().startswith("0 ▁")
     assert losses.line().endswith("█ 1e+05")

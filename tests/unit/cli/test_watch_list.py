@@ -13,6 +13,7 @@ from ddp_operator.ports import UnavailableError
 
 from tests.unit.cli.conftest import Ddp
 from tests.unit.cli.jobs import condition, training
+from tests.unit.cli.screens import screens_of
 from tests.unit.job.builders import NAME
 from tests.unit.kube.fake_api_server import FakeApiServer
 from tests.waiting import eventually
@@ -82,13 +83,13 @@ async def test_table_fits_the_terminal(
         server.create("ddpjobs", job(f"job-{number}"))
     async with watched(cluster):
         await two_more_lists(server)
-        first = capsys.readouterr().out.rpartition("\x1b[H")[2]
+        first = screens_of(capsys.readouterr().out)[-1]
         for number in range(3, 9):
             server.create("ddpjobs", job(f"job-{number}"))
         await two_more_lists(server)
-    last = capsys.readouterr().out.rpartition("\x1b[H")[2]
+    last = screens_of(capsys.readouterr().out)[-1]
     assert first.count("job-") == 3
-    shown = last.replace("\x1b[K", "").removesuffix("\x1b[J").splitlines()
+    shown = last.splitlines()
     assert [line.split()[0] for line in shown[:4]] == ["NAME", "job-0", "job-1", "job-2"]
     assert shown[4:] == ["and 6 more"]
 

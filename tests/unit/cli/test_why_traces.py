@@ -36,7 +36,7 @@ def test_output_of_the_reader_in_a_pod_is_read(directory: Path, tmp_path: Path) 
     reduced.write_text("[" * 100_000)
     result = CliRunner().invoke(program, ["why", "--traces", str(reduced)])
     assert result.exit_code == 1
-    said = "the answer is not JSON; give the output of python -m ddp_trainer.flight_recorder"
+    said = "it is nested too deeply; give the output of python -m ddp_trainer.flight_recorder"
     assert said in " ".join(result.output.split())
 
 

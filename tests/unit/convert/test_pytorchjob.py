@@ -131,13 +131,34 @@ def test_a_plain_script_stays_one_process_of_a_pod_with_many_gpus() -> None:
     assert "nprocPerNode" not in spec_of(convert_object(job(pytorchReplicaSpecs=specs)))
 
 
-def test_shell_that_uses_ranks_as_node_ranks_gets_a_note() -> None:
-    line = "torchrun --nproc_per_node=4 --node_rank=$RANK --nnodes=$WORLD_SIZE train.py"
-    specs = {"Master": replica(), "Worker": replica(2, command=["sh", "-c", line])}
+@pytest.mark.parametrize(
+    ("flags", "converted"),
+    [
+        (
+            "--node_rank=$RANK --nnodes=$WORLD_SIZE",
+            "--node_rank=${NODE_RANK} --nnodes=${PET_NNODES}",
+        ),
+        (
+            '--node-rank "${RANK}" --nnodes ${WORLD_SIZE}',
+            '--node-rank "${NODE_RANK}" --nnodes ${PET_NNODES}',
+        ),
+    ],
+)
+def test_shell_line_counts_pods_with_the_variables_that_do(flags: str, converted: str) -> None:
+    line = "torchrun --nproc_per_node=4 {} train.py --ranks=$RANKS"
+    specs = {"Master": replica(), "Worker": replica(2, command=["sh", "-c", line.format(flags)])}
     found = convert_object(job(pytorchReplicaSpecs=specs))
     assert spec_of(found)["nprocPerNode"] == 4
-    assert spec_of(found)["overrides"][0]["nprocPerNode"] == "auto"
-    assert any("PET_NODE_RANK" in note.text for note in found.notes)
+    override = spec_of(found)["overrides"][0]
+    assert override["nprocPerNode"] == "auto"
+    assert line.format(converted) in str(spec_of(found))
+    assert any(note.text == "--nnodes is $PET_NNODES now" for note in found.notes)
+
+
+def test_what_may_be_wrong_in_a_command_is_noted() -> None:
+    specs = {"Worker": replica(2, command=["mpirun", "-n", "4", "python", "train.py"])}
+    found = convert_object(job(pytorchReplicaSpecs=specs))
+    assert any("mpirun does not read the job's number of pods" in note.text for note in found.notes)
 
 
 def test_job_in_a_queue_of_kueue_is_not_suspended() -> None:
@@ -195,3 +216,15 @@ def test_multikueue_is_kept_for_queued_jobs() -> None:
     spec = spec_of(queued)
     assert (spec["managedBy"], spec["scheduling"]) == (multikueue, {"queueName": "team"})
     assert "managedBy" not in fields(queued)
+
+
+def test_index_of_a_replica_names_our_label() -> None:
+    field = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
+    env = {"env": [{"name": "INDEX", "valueFrom": field}]}
+    both = convert_object(
+        job(pytorchReplicaSpecs={"Master": replica(), "Worker": replica(3, **env)})
+    )
+    said = " ".join(note.text for note in both.notes)
+    assert "use ddp-operator.io/replica-index, which is 0 for the master" in said
+    alone = spec_of(convert_object(job(pytorchReplicaSpecs={"Worker": replica(3, **env)})))
+    assert "ddp-operator.io/replica-index" in str(alone["template"])

@@ -337,6 +337,39 @@ def test_a_job_that_prepares_data_stays_a_job() -> None:
     assert "apply it unchanged" in notes(found)
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (
+            {
+                "scaleTargetRef": {
+                    "apiVersion": "kubeflow.org/v1",
+                    "kind": "PyTorchJob",
+                    "name": "a",
+                }
+            },
+            "spec.scaleTargetRef names PyTorchJob a, which is a DDPJob now; write apiVersion: "
+            "ddp-operator.io/v1alpha1, kind: DDPJob there",
+        ),
+        (
+            {"selector": {"matchLabels": {"training.kubeflow.org/job-name": "a"}}},
+            "spec.selector.matchLabels selects no pod, because they have no label "
+            "training.kubeflow.org/job-name; select ddp-operator.io/job-name: NAME",
+        ),
+        (
+            {"selector": {"matchExpressions": [{"key": "job-name", "operator": "Exists"}]}},
+            "spec.selector.matchExpressions[0].key selects no pod",
+        ),
+        ({"selector": {"matchLabels": {"app": "a"}}}, "apply it unchanged if the job needs it"),
+    ],
+)
+def test_object_that_names_the_old_job_gets_a_remedy(spec: Json, said: str) -> None:
+    document = {"apiVersion": "x/v1", "kind": "Other", "metadata": {"name": "a"}, "spec": spec}
+    [found] = of_manifests(str(document))
+    assert (found.manifest, found.problem) == (None, "")
+    assert said in notes(found)
+
+
 def test_a_stateful_set_that_trains_is_a_group() -> None:
     line = "torchrun --nnodes=2 --node_rank=${HOSTNAME##*-} --master_addr=sts-0.sts a.py"
     document = {

@@ -68,9 +68,29 @@ def test_torchrun_without_gpus_starts_a_process_for_each_cpu() -> None:
 def test_built_in_runtime_is_known_and_noted_as_an_assumption() -> None:
     job = load(TRAINJOB)
     job["spec"]["runtimeRef"] = {"name": "torch-distributed"}
+    del job["spec"]["podTemplateOverrides"]  # they mount a volume of another runtime
     found = convert_object(job)
     assert spec_of(found)["replicas"] == 2
     assert "spec.runtimeRef.name" in fields(found)
+
+
+def test_mount_without_its_volume_is_a_problem() -> None:
+    runtime = load(RUNTIME)
+    inner = runtime["spec"]["template"]["spec"]
+    inner["volumeClaimPolicies"] = [{"templates": [{"metadata": {"name": "data"}}]}]
+    [trains] = [one for one in inner["replicatedJobs"] if one["name"] == "node"]
+    trains["template"]["spec"]["template"]["spec"].pop("volumes", None)
+    found = convert_object(load(TRAINJOB), runtime)
+    assert found.manifest is None
+    assert found.problem.startswith("container node mounts data, which is not in the template's")
+
+
+def test_numbers_of_processes_in_job_and_runtime_are_both_read() -> None:
+    runtime = load(RUNTIME)
+    runtime["spec"]["mlPolicy"]["torch"] = {"numProcPerNode": "auto"}
+    found = convert_object(load(TRAINJOB), runtime)
+    assert spec_of(found)["nprocPerNode"] == 4
+    assert not any("mlPolicy.torch" in field for field in fields(found))
 
 
 def test_runtime_that_is_not_in_the_file_is_a_problem() -> None:

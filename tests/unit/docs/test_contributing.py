@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("operator/ddp_operator", "client/ddp_client", "trainer-image/ddp_trainer")
+PACKAGES = (
+    *("protocol/ddp_protocol", "operator/ddp_operator", "client/ddp_client"),
+    "trainer-image/ddp_trainer",
+)
 STARTS = (ROOT, *(ROOT / package for package in PACKAGES))
 TEXT, _, MAP = (ROOT / "CONTRIBUTING.md").read_text().partition("\n| change | place |\n|---|---|\n")
 PLACEHOLDERS = {"a/b/c.py", "tests/unit/a"}

@@ -24,7 +24,7 @@ PAGES = sorted(
     [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "manifests/chart/README.md"]
 )
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
-_OURS = ("kubectl ddp ", "ddp ", ".venv/bin/ddp ")
+_OURS = ("kubectl ddp ", "ddp ")
 
 
 class Block(NamedTuple):

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from ddp_operator.api.reasons import REASONS
+from ddp_client.views.reasons import REASONS
+from ddp_operator import __version__
 
 ROOT = Path(__file__).parents[3]
+URL = "https://git.example.com/ml/ddp-operator"
 _FETCHED = re.compile(
     r"<(?:script|img|iframe)[^>]* src=\"(https?:[^\"]+)|<link[^>]* href=\"(https?:[^\"]+)"
 )
@@ -20,7 +22,7 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
         timeout=300,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "COLUMNS": "96"},
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "COLUMNS": "96", "DOCS_REPOSITORY": URL},
     )
 
 
@@ -37,6 +39,21 @@ def test_pages_fetch_nothing_from_other_hosts(site: Path) -> None:
     assert len(pages) > 20
     found = {str(page): _FETCHED.findall(page.read_text()) for page in pages}
     assert {page: links for page, links in found.items() if links} == {}
+
+
+def test_pages_show_the_version_and_link_the_repository(site: Path) -> None:
+    page = (site / "index.html").read_text()
+    assert f"DDPJob {__version__}" in page
+    assert f'href="{URL}"' in page
+
+
+def test_copy_button_gets_the_command_alone(site: Path) -> None:
+    assert '<div data-copy="make demo" class="highlight">' in (site / "index.html").read_text()
+
+
+def test_navigation_has_at_most_seven_groups() -> None:
+    lines = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2].splitlines()
+    assert 0 < sum(line.startswith("  - ") for line in lines) <= 7
 
 
 def test_reference_is_generated_from_the_code(site: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
+from ddp_client.documents import MAX_BYTES
 from ddp_client.local.__main__ import main
-from ddp_operator.documents import MAX_BYTES
 
 Run = Callable[..., tuple[int, str]]
 
@@ -48,6 +48,15 @@ def test_a_job_that_succeeds(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "work" / "logs" / "tiny-0-1.log").read_text() == "step 6/9\n"
 
 
+def test_doubtful_command_gets_a_note(run: Run) -> None:
+    manifest = job("exit 0")
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+    container["args"] = ["--lr", "1"]
+    code, output = run(manifest)
+    assert code == 0
+    assert "--lr 1: the shell's line does not use these words" in output
+
+
 def test_job_of_another_controller_runs(run: Run) -> None:
     elsewhere = {"managedBy": "kueue.x-k8s.io/multikueue", "scheduling": {"queueName": "team"}}
     code, _ = run(job("exit 0", **elsewhere))
@@ -56,7 +65,7 @@ def test_job_of_another_controller_runs(run: Run) -> None:
 
 def test_failing_job_is_restarted_up_to_max_restarts(run: Run) -> None:
     code, output = run(job("exit 3", restart={"maxRestarts": 2, "backoff": {"initialSeconds": 0}}))
-    assert code == 1
+    assert code == 3
     assert "restart 2 of 2" in output
     assert "tiny: Failed after" in output
     assert "MaxRestartsExceeded: spec.restart.maxRestarts (2) is used up" in output
@@ -64,8 +73,19 @@ def test_failing_job_is_restarted_up_to_max_restarts(run: Run) -> None:
 
 def test_a_wrong_configuration_is_not_restarted(run: Run) -> None:
     code, output = run(job("exit 64"))
-    assert code == 1
+    assert code == 3
     assert "ConfigurationError" in output
+    assert "0 of 3 allowed" in output
+
+
+def test_missing_module_fails_at_once_with_advice(run: Run) -> None:
+    manifest = job("")
+    (trainer,) = manifest["spec"]["template"]["spec"]["containers"]
+    trainer["command"] = ["python", "-c", "import no_such_module"]
+    code, output = run(manifest)
+    assert code == 3
+    assert "ConfigurationError" in output
+    assert "install no_such_module for the Python that runs the job" in output
     assert "0 of 3 allowed" in output
 
 
@@ -106,7 +126,7 @@ def test_pod_that_can_never_start_ends_the_run(run: Run) -> None:
     (trainer,) = manifest["spec"]["template"]["spec"]["containers"]
     trainer["env"] = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
     code, output = run(manifest)
-    assert code == 1
+    assert code == 3
     assert "tiny: Did not start after" in output
     assert "env TOKEN uses valueFrom" in output
 
@@ -199,7 +219,7 @@ def test_bad_input_is_refused_with_the_remedy(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     code, output = run(job("exit 0") | change)
-    assert code == 64
+    assert code == 2
     assert output.startswith("error: ")
     assert message in output
 
@@ -232,7 +252,7 @@ def test_memory_checkpoints_need_a_single_pod(
 )
 def test_invalid_option_is_refused(run: Run, arguments: tuple[str, ...], message: str) -> None:
     code, output = run(job("exit 0"), arguments=arguments)
-    assert code == 64
+    assert code == 2
     assert message in output
 
 
@@ -253,13 +273,13 @@ def test_invalid_file_is_refused(
     file = tmp_path / "job.yaml"
     if content is not None:
         file.write_text(content)
-    assert main([str(file)]) == 64
+    assert main([str(file)]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["a.yaml", "--nonsense"]])
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 64
+    assert main(arguments) == 2
     assert "usage: python -m ddp_client.local" in capsys.readouterr().err
 
 
@@ -290,6 +310,6 @@ def test_manifest_that_a_cluster_refuses_is_refused(
     document = job("exit 0", restart={"maxRestarts": 0})
     document["spec"]["template"]["spec"]["containers"][0] |= fields
     code, said = run(document)
-    assert code == 64
+    assert code == 2
     assert field in said
     assert remedy in said

@@ -7,17 +7,20 @@ import pytest
 from ddp_client.local.machine.container import (
     PodContext,
     container_process,
+    expand,
     image_name,
     status_port_like,
 )
 from ddp_client.local.machine.errors import ContainerConfigError
-from ddp_client.local.machine.expansion import expand
 
 AROUND = PodContext(
     environment={"PATH": "/usr/bin", "HOME": "/home/me", "RANK": "7", "PET_NNODES": "9"},
     python="/venv/bin/python3.11",
+    master_address="127.0.0.9",
+    launcher_python="/ours/bin/python3",
     master_port=12345,
     status_port=12346,
+    leader_port=12347,
     termination_log=Path("/work/pods/job-0-0/termination-log"),
     gpus=(),
     cores=8,
@@ -52,19 +55,19 @@ def test_references_expand_as_in_kubernetes(text: str, expanded: str) -> None:
 
 def test_without_a_command_the_bundled_trainer_runs() -> None:
     process = container_process(container(args=["--epochs=1"]), AROUND)
-    assert process.command == ("/venv/bin/python3.11", "-m", "ddp_trainer.launch", "--epochs=1")
+    assert process.command == ("/ours/bin/python3", "-m", "ddp_trainer.launch", "--epochs=1")
 
 
 def test_injected_launcher_is_replaced_by_the_local_one() -> None:
     fields = container(command=["python3", "/ddp-launcher", "--", "sh", "-c"], args=["true"])
     process = container_process(fields, AROUND)
-    launcher = ("/venv/bin/python3.11", "-m", "ddp_trainer.launch")
+    launcher = ("/ours/bin/python3", "-m", "ddp_trainer.launch")
     assert process.command == (*launcher, "--", "sh", "-c", "true")
 
 
 @pytest.mark.parametrize(
     ("rank", "port", "like"),
-    [("0", "29501", 12346), ("0", "29499", 12344), ("0", "28737", None), ("1", "29501", None)],
+    [("0", "29501", 12346), ("0", "29499", 12344), ("0", "28737", None), ("1", "29501", 12346)],
 )
 def test_status_port_keeps_its_distance_to_the_master_port(
     rank: str, port: str, like: int | None
@@ -75,7 +78,7 @@ def test_status_port_keeps_its_distance_to_the_master_port(
 
 def test_image_built_from_the_trainers_may_have_any_name() -> None:
     fields = container(image="acme/llm:3", args=["--", "python", "train.py"])
-    launcher = ("/venv/bin/python3.11", "-m", "ddp_trainer.launch")
+    launcher = ("/ours/bin/python3", "-m", "ddp_trainer.launch")
     assert container_process(fields, AROUND).command == (*launcher, "--", "python", "train.py")
 
 
@@ -113,8 +116,9 @@ def test_references_use_the_local_rendezvous() -> None:
         ),
         AROUND,
     )
-    assert process.command == ("torchrun", "--rdzv-endpoint=127.0.0.1:12345", "tcp://127.0.0.1")
-    assert process.environment["MASTER_ADDR"] == "127.0.0.1"
+    assert process.command == ("torchrun", "--rdzv-endpoint=127.0.0.9:12345", "tcp://127.0.0.9")
+    assert process.environment["MASTER_ADDR"] == "127.0.0.9"
+    assert process.environment["DDP_LEADER_PORT"] == "12347"
 
 
 def test_paths_in_volumes_are_translated() -> None:

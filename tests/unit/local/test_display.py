@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ddp_client.local.run.display import PlainDisplay
+from ddp_client.local.run.display import PlainDisplay, SafeDisplay
 from ddp_client.local.run.kills import KillRequest
 from ddp_client.local.run.live import LiveDisplay
 from ddp_client.local.run.manifest import read_job_file
@@ -70,7 +70,7 @@ def summary_of(
 ) -> tuple[str, dict[str, str]]:
     (tmp_path / "volumes" / "claim").mkdir(parents=True)
     title, lines = summarise(run_state, kills=kills, workdir=tmp_path, file=Path("job.yaml"))
-    return title, {line.label: line.text for line in lines}
+    return title, dict(lines)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_pods_are_shown_by_rank(tmp_path: Path) -> None:
     elastic = RunState(read_job_file(EXAMPLES / "elastic-digits.yaml").job)
     elastic.pods_changed([pod(index) for index in range(3)])
     assert [elastic.speaker(each) for each in elastic.pods] == ["rank 0", "rank 1", "pod 2"]
-    world = World(generation=2, size=3, members="1-2,0")
+    world = World(generation=2, members="1-2,0")
     status = elastic.job.status.model_copy(update={"world": world})
     elastic.job_changed(replace(elastic.job, status=status))
     assert [elastic.speaker(each) for each in elastic.pods] == ["rank 2", "rank 0", "rank 1"]
@@ -156,6 +156,43 @@ def test_summary_leaves_out_what_is_unknown(run_state: RunState, tmp_path: Path)
     assert "Failed after" in title
     assert not {"trained", "resumed", "try next", "continue with"} & set(lines)
     assert lines["why"].startswith("Why")
+
+
+def test_summary_tells_of_steps_that_were_trained_again(
+    run_state: RunState, tmp_path: Path
+) -> None:
+    run_state.logged("step 120/276")
+    run_state.lost(KillRequest.parse("1@step100"), pod(1))
+    run_state.logged("step 1/276")
+    run_state.job_changed(finished(run_state.job, "Succeeded"))
+    _, lines = summary_of(run_state, tmp_path)
+    assert lines["resumed"].startswith("at step 1 again: no line tells of a checkpoint, 0.")
+
+
+def test_summary_of_a_script_that_logs_no_steps(run_state: RunState, tmp_path: Path) -> None:
+    run_state.lost(KillRequest.parse("1@5s"), pod(1))
+    run_state.logged("epoch 0")
+    run_state.job_changed(finished(run_state.job, "Succeeded"))
+    _, lines = summary_of(run_state, tmp_path)
+    assert lines["resumed"].endswith("the script may have trained all steps again")
+
+
+def test_display_that_fails_is_asked_once(run_state: RunState) -> None:
+    class Broken(PlainDisplay):
+        calls = 0
+
+        def note(self, text: str) -> None:
+            self.calls += 1
+            raise BrokenPipeError(text)
+
+    broken, failures = Broken(run_state), []
+    display = SafeDisplay(broken)
+    display.on_failure = lambda: failures.append(1)
+    display.note("a")
+    display.note("b")
+    display.event("Restarting", "why", warning=True)
+    assert (broken.calls, failures) == (1, [1])
+    assert isinstance(display.error, BrokenPipeError)
 
 
 def test_stopped_run_shows_how_to_continue(run_state: RunState, tmp_path: Path) -> None:
@@ -204,4 +241,5 @@ def test_the_live_view_fits_an_ordinary_terminal(run_state: RunState) -> None:
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_valid_job(example: Path) -> None:
     kinds = {ignored.split()[0] for ignored in read_job_file(example).ignored}
-    assert kinds <= {"PersistentVolumeClaim"}, "a claim is a folder here; nothing else may be lost"
+    # A claim is a folder here, and a class chooses among GKE's machines. Nothing else may be lost.
+    assert kinds <= {"PersistentVolumeClaim", "ComputeClass"}

@@ -2,11 +2,14 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from ddp_client.local.machine.gpus import GpuPool, gpus_of, visible_gpus
-from ddp_client.local.machine.loopback import ADDRESS, LoopbackPorts
+from ddp_client.local.machine.localhost import Crossing, crossings
+from ddp_client.local.machine.loopback import ADDRESS, LoopbackAddresses, LoopbackPorts
 from ddp_client.local.machine.workdir import Workdir, WorkdirInUseError
 from ddp_operator.ports import Key
 
@@ -19,6 +22,61 @@ def test_an_attempt_keeps_its_port_and_shares_it_with_no_other() -> None:
     assert ports.rendezvous(JOB, attempt="0") == first
     chosen = {first, ports.rendezvous(JOB, attempt="1"), ports.rendezvous(OTHER, attempt="0")}
     assert len(chosen) == 3
+
+
+def test_host_name_keeps_its_own_address() -> None:
+    addresses = LoopbackAddresses()
+    first = addresses.of(JOB, "a-0-0")
+    assert (first, addresses.of(JOB, "a-0-1")) == ("127.0.0.2", "127.0.0.3")
+    assert addresses.of(JOB, "a-0-0") == first != addresses.of(OTHER, "a-0-0")
+
+
+_SERVER = """
+import socket
+server = socket.create_server(("{address}", 0))
+print(server.getsockname()[1], flush=True)
+server.accept()[0].recv(1)
+"""
+_CLIENT = """
+import socket, sys
+client = socket.create_connection(("{address}", int(sys.argv[1])))
+print(flush=True)
+client.recv(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("listens", "connects", "is_seen"),
+    [
+        ("", "127.0.0.1", True),
+        ("", "localhost", True),
+        ("", "127.0.0.2", False),
+        ("127.0.0.1", "127.0.0.1", False),  # as gloo
+    ],
+)
+def test_pod_that_reaches_another_at_localhost_is_found(
+    listens: str, connects: str, is_seen: bool
+) -> None:
+    with (
+        _python(_SERVER.format(address=listens)) as server,
+        _python(_CLIENT.format(address=connects), port := _line(server)) as client,
+    ):
+        _line(client)
+        try:
+            found = crossings({"a": server.pid, "b": client.pid})
+            assert found == ({Crossing("b", "a", int(port))} if is_seen else set())
+            assert crossings({"a": server.pid}) == set(), "the client is in no other pod"
+        finally:
+            client.kill()
+
+
+def _python(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", *words], stdout=subprocess.PIPE, text=True)
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
 def test_port_is_free_and_outside_the_ephemeral_range() -> None:

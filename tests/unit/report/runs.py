@@ -85,9 +85,11 @@ def job(**more: Any) -> Json:
                 "trainingSeconds": 140,
                 "lostSeconds": 10,
                 "stepsLost": 7,
-                "accountedUntil": at(160),
             },
-            "nodeFailures": {"node-b": 1},
+            "bookkeeping": {
+                "stopwatch": {"accountedUntil": at(160)},
+                "nodes": [{"name": "node-b", "failures": 1}],
+            },
             "excludedNodes": ["node-b"],
             **more,
         }

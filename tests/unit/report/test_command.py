@@ -28,6 +28,7 @@ async def running(server: FakeApiServer) -> FakeApiServer:
         one = pod(index)
         one["metadata"]["ownerReferences"][0]["uid"] = uid
         server.create("pods", one)
+        server.logs[one["metadata"]["name"]] = b"2026-03-01T12:05:00Z PASSWORD=abc step 400\n"
     about = {"kind": "DDPJob", "namespace": NAMESPACE, "name": NAME, "uid": uid}
     reported = event("Restarting", "pod digits-0-1 failed", seconds=151)
     named = {"metadata": {"name": "e1", "namespace": NAMESPACE}, "involvedObject": about}
@@ -58,12 +59,13 @@ async def test_report_from_a_cluster(ddp: Ddp) -> None:
     assert [one["name"] for one in report["pods"]] == ["digits-0-1", "digits-1-0", "digits-1-1"]
     assert report["events"][0][1:] == ["Restarting", "pod digits-0-1 failed"]
     assert report["recoveries"][0]["seconds"] == 8.0
+    assert report["logs"][0] == {"pod": POD, "lines": ["PASSWORD=<removed> step 400"]}
     assert report["gaps"] == []
 
 
-async def test_report_costs_four_requests(ddp: Ddp, running: FakeApiServer) -> None:
+async def test_report_costs_five_requests(ddp: Ddp, running: FakeApiServer) -> None:
     await made(ddp)
-    assert len(running.requests) == 4, "job, pods, events, and one program in one pod"
+    assert len(running.requests) == 5, "job, pods, events, a program in one pod, its log"
 
 
 async def test_only_the_end_of_a_long_file_is_read(
@@ -206,7 +208,7 @@ class Absent(MetaPathFinder):
 sys.meta_path.insert(0, Absent())
 from click.testing import CliRunner
 from ddp_client.cli.__main__ import program
-from ddp_client.cli.commands import report
+from ddp_client.cli.commands.results import report
 from tests.unit.report.runs import facts
 report._facts = lambda *given: facts()
 for form in ("md", "json", "html"):
@@ -220,3 +222,9 @@ print(CliRunner().invoke(program, ["ui"]).stderr.strip())
     assert html.startswith("html|1|False|Error: ")
     assert "pip install 'ddp-client[report]'" in html
     assert "pip install 'ddp-client[report]'" in live
+
+
+async def test_log_that_cannot_be_read_is_a_gap(ddp: Ddp, running: FakeApiServer) -> None:
+    del running.logs[POD]
+    [gap] = (await made(ddp))["gaps"]
+    assert gap.startswith(f"the log of pod {POD} could not be read: no log: ")

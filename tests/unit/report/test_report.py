@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any
+from typing import Any, ClassVar
 from xml.etree import ElementTree
 
 import matplotlib
@@ -10,13 +10,14 @@ import pytest
 from ddp_client import report as reports
 from ddp_client.report import Facts, as_dict, as_html, as_markdown, build, pictures
 from ddp_client.report.curves import MOST_ROWS
-from ddp_client.report.facts import PodFacts
+from ddp_client.report.facts import LogEnd, PodFacts
 from ddp_client.report.history import History, read, read_bytes
 from ddp_client.report.tables import sections
 from ddp_client.views.job.snapshot import JobSnapshot
 
+from tests.good_manifests import Json
 from tests.unit.cli.jobs import ESCAPES, at, condition, failure
-from tests.unit.job.builders import later, stored_job
+from tests.unit.job.builders import NAME, later, stored_job
 from tests.unit.report.runs import facts, job, line, metrics, pod
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}$\\frac{1}{0}$"
@@ -119,7 +120,7 @@ class TestCurves:
         drawn = pictures.draw(build(facts()))
         assert set(drawn) == {
             *("timeline", "recoveries", "goodput", "loss", "throughput", "steps", "phases"),
-            "checkpoints",
+            *("checkpoints", "accuracy"),
         }
         ids: list[str] = []
         for name, svg in drawn.items():
@@ -140,6 +141,63 @@ class TestCurves:
         assert as_html(build(facts())) == plain
 
 
+class TestWithoutMetricsFile:
+    KEPT: ClassVar[Json] = {"curve": "10:2.5 100:1.5:0.5 200:0.25 210::0.875"}
+
+    def test_curve_that_the_status_keeps_is_shown(self) -> None:
+        made = build(facts(job(bookkeeping=self.KEPT), lines=[]))
+        assert [(p.step, p.loss, p.time) for p in made.points] == [
+            *((10, 2.5, None), (100, 1.5, None), (200, 0.25, None))
+        ]
+        assert (made.scores, made.accuracy) == (((100, 0.5), (210, 0.875)), 0.875)
+        assert {"loss", "accuracy"} <= set(pictures.draw(made))
+        assert any("that the job's status keeps" in gap for gap in made.gaps)
+
+    def test_metrics_file_wins(self) -> None:
+        made = build(facts(job(bookkeeping=self.KEPT)))
+        assert len(made.points) == 40
+        assert not any("status keeps" in gap for gap in made.gaps)
+
+
+class TestOrder:
+    def test_loss_and_accuracy_come_first(self) -> None:
+        assert [section.title for section in sections(build(facts()))][:3] == [
+            *("Loss", "Accuracy on the test set", "Attempts and pods")
+        ]
+
+    def test_remedies_and_log_are_before_the_first_picture(self) -> None:
+        failed = job(phase="Failed", conditions=[condition("Failed", "MaxRestartsExceeded")])
+        made = build(facts(failed, log=LogEnd(f"{NAME}-1-0", ("step 7", "the end"))))
+        assert any("a failed job does not start again" in remedy for remedy in made.remedies)
+        page = as_html(made)
+        places = [page.index(text) for text in ("What to do", "step 7\nthe end", "<svg")]
+        assert places == sorted(places)
+
+    def test_logs_are_of_the_pod_and_of_those_that_are_gone(self) -> None:
+        made = build(facts(log=LogEnd(f"{NAME}-1-0", ("export HF_TOKEN=abcdefgh12345", ESCAPES))))
+        assert [log.pod for log in made.logs] == [f"{NAME}-1-0", f"{NAME}-0-1"]
+        assert made.logs[0].lines[0] == "export HF_TOKEN=<removed>"
+        assert made.logs[1].lines[-1] == "ValueError: bad batch"
+        text = as_markdown(made)
+        assert "\x1b" not in text
+        assert "\n    ValueError: bad batch\n" in text
+
+    def test_hostile_log_is_code(self) -> None:
+        made = build(facts(log=LogEnd(HOSTILE, (HOSTILE, "```", "</pre>"))))
+        page = as_html(made)
+        assert "<script" not in page
+        assert page.count("</pre>") == len(made.logs)
+        assert f"    {HOSTILE}\n    ```\n    </pre>\n" in as_markdown(made)
+
+    def test_table_of_failures_has_few_columns(self) -> None:
+        [table] = [one for one in sections(build(facts())) if one.name == "recoveries"]
+        assert table.heading == ("time", "cause", "rank", "node", "action", "parts", "total")
+        assert table.rows[0][-2:] == (
+            "replace 2.00 s, schedule 1.00 s, start 2.00 s, form 1.00 s, first step 2.00 s",
+            "8.00 s",
+        )
+
+
 class TestMoney:
     def test_gpu_hours_and_cost(self) -> None:
         with_gpus = stored_job(
@@ -148,29 +206,28 @@ class TestMoney:
             accelerator={"type": "nvidia-h100-80gb", "count": 8},
         )
         made = build(facts(with_gpus, after=300), prices={"nvidia-h100-80gb": 3.5})
-        [use] = made.gpus
+        [use] = made.usages
         # 300 s since its creation: 5 s pending, 10 s lost.
         assert use.count == 16
         assert use.used_hours == pytest.approx(16 * 295 / 3600)
         assert use.lost_hours == pytest.approx(16 * 10 / 3600)
         assert use.cost == pytest.approx(16 * 295 / 3600 * 3.5)
         without = build(facts(with_gpus), prices={"nvidia-l4": 1.0})
-        assert without.gpus[0].cost is None
+        assert without.usages[0].cost is None
         assert "no price given" in as_markdown(without)
 
     def test_a_price_of_whole_pods_includes_spares(self) -> None:
         with_spare = job()
         with_spare["spec"] |= {"spares": 1, "restart": {"scope": "Pod"}}
-        cost = build(facts(with_spare), price_per_pod=12.0).pod_cost
+        [cost] = build(facts(with_spare), price_per_pod=12.0).usages
         # Three pods for 295 s, 10 s of them lost.
-        assert cost is not None
-        assert (cost.pods, cost.hours, cost.lost_hours) == (3, 0.25, 0.01)
-        assert (cost.cost, cost.lost_cost) == (2.95, 0.10)
-        assert "| 3 | 0.25 | 0.01 | 12.00 | 2.95 | 0.10 |" in as_markdown(
+        assert (cost.kind, cost.count) == ("pods", 3)
+        assert cost.used_hours == pytest.approx(3 * 295 / 3600)
+        assert (cost.cost, cost.lost_cost) == pytest.approx((2.95, 0.10))
+        assert "| pods | 3 | 0.25 | 0.01 | 12.00 | 2.95 | 0.10 |" in as_markdown(
             build(facts(with_spare), price_per_pod=12.0)
         )
-        assert build(facts()).pod_cost is None
-        assert build(facts()).gpus == ()
+        assert build(facts()).usages == ()
 
 
 class TestUnusualInput:
@@ -204,7 +261,7 @@ class TestUnusualInput:
             reason="Bad",
             message=HOSTILE + ESCAPES,
             failures=[failure(time=at(150), node=HOSTILE, message=HOSTILE, pod=HOSTILE)],
-            nodeFailures={HOSTILE: 2},
+            bookkeeping={"nodes": [{"name": HOSTILE, "failures": 2}]},
             placement=HOSTILE,
         )
         hostile["spec"]["template"]["spec"]["containers"][0]["image"] = HOSTILE
@@ -216,7 +273,8 @@ class TestUnusualInput:
         assert "\x1b" not in page
         assert "49" not in page.split("&lt;script&gt;")[1][:200], "it was taken for a template"
         text = as_markdown(made)
-        assert "<script" not in text
+        # Indented lines are code.
+        assert not [one for one in text.splitlines() if "<script" in one and one[:4] != " " * 4]
         assert "\x1b" not in text
 
     def test_report_of_rank_0_is_cut_from_the_message_of_a_success(self) -> None:

@@ -63,9 +63,9 @@ async def test_example_in_a_docstring(
 def test_program_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Run the tutorial's program on this machine instead of a cluster."""
+    """Run the page's first program on this machine instead of a cluster."""
     text = (ROOT / "docs" / "how-to" / "python.md").read_text()
-    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    program, *_ = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     here = {"research": LocalClient(workdir=tmp_path)}
     monkeypatch.setattr(ddp_client, "Client", lambda namespace: here[namespace], raising=False)
     file = tmp_path / "page.py"

@@ -15,7 +15,7 @@ PATHS = ":".join(str(Path(str(each.__file__)).parents[1]) for each in (ddp_opera
 def test_client_and_rules_of_tokens_are_loaded_on_demand() -> None:
     listed = "print(*(m for m in sys.modules if 'ddp_client.sdk' in m or m == 'detect_secrets'))"
     program = (
-        f"import sys, ddp_operator.process, ddp_client.cli.__main__\n{listed}\n"
+        f"import sys, ddp_operator.process.run, ddp_client.cli.__main__\n{listed}\n"
         f"from ddp_client import Client\n{listed}\n"
     )
     ended = subprocess.run(

@@ -7,6 +7,8 @@ from ddp_client.sdk import JobRequestError, Options
 from ddp_client.sdk.manifests import build_manifests
 from ddp_operator.api.constants import MAX_NAME_LENGTH
 
+from tests.unit.submit.test_job import gpu_node
+
 
 def train(steps: int) -> None:
     print(steps)
@@ -20,6 +22,18 @@ def made(
 ) -> tuple[Any, Any]:
     given: Options = {"image": "mine:1", **options}  # type: ignore[typeddict-item]
     return build_manifests(function, command, arguments, given, default_image=None)
+
+
+def test_gpus_by_number_and_by_the_label_of_the_nodes() -> None:
+    node = gpu_node("nvidia.com/gpu.product", "NVIDIA-L4")
+    for gpus, selector in ((2, None), ("l4:2", {"nvidia.com/gpu.product": "NVIDIA-L4"})):
+        options: Options = {"image": "mine:1", "gpus": gpus}
+        job, _ = build_manifests(
+            None, ["python", "a.py"], None, options, default_image=None, nodes=[node]
+        )
+        pod = job["spec"]["template"]["spec"]
+        assert pod.get("nodeSelector") == selector
+        assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 2}
 
 
 def test_a_function_with_gpus() -> None:

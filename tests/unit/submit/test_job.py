@@ -279,9 +279,10 @@ def test_short_names_of_gpus() -> None:
 @pytest.mark.parametrize(
     ("parse", "text", "message"),
     [
-        (GpuRequest.parse, "h100:x", "use TYPE:COUNT, such as h100:8"),
-        (GpuRequest.parse, "h100:0", "use TYPE:COUNT, such as h100:8"),
-        (GpuRequest.parse, "h1000", "unknown type, use one of a100, a100-80gb"),
+        (GpuRequest.parse, "h100:x", "use a number from 1 to 128, such as 8 or h100:8"),
+        (GpuRequest.parse, "h100:0", "use a number from 1 to 128, such as 8 or h100:8"),
+        (GpuRequest.parse, "0", "use a number from 1 to 128"),
+        (GpuRequest.parse, "cpu=8", "no resource of GPUs; use one like nvidia.com/gpu=8"),
         (GpuRequest.parse, "nvidia-L4 --x", "unknown type"),
         (Mount.parse, "data", "use pvc/NAME:/path"),
         (Mount.parse, "pvc/data:data", "absolute path"),
@@ -320,6 +321,8 @@ def test_invalid_scripts_are_refused(files: dict[str, bytes], message: str) -> N
         ({"env_from": ("vault/x",)}, "secret/NAME or configmap/NAME"),
         ({"env": {"RANK": "1"}}, "RANK"),
         ({"gpus": GpuRequest("nvidia-l4", 16)}, "spec.accelerator"),
+        ({"gpus": GpuRequest.parse("h1000")}, "unknown type, use one of a100, a100-80gb"),
+        ({"gpus": GpuRequest(count=8), "spot": True}, "needs gpus of a GKE type"),
         ({"launcher": "inject", "command": ()}, "spec.launcher: inject must know what to start"),
         (
             {"launcher": "bundled", "command": ("/a/torchrun", "a.py")},
@@ -345,3 +348,71 @@ def test_invalid_scripts_are_refused(files: dict[str, bytes], message: str) -> N
 def test_invalid_request_is_refused(changes: Any, message: str) -> None:
     with pytest.raises(JobRequestError, match=message):
         job_manifest(replace(REQUEST, **changes))
+
+
+def gpu_node(label: str, value: str, resource: str = "nvidia.com/gpu") -> Json:
+    labels = {label: value} if label else {}
+    return {
+        "metadata": {"name": "a", "labels": labels},
+        "status": {"allocatable": {"cpu": "8", resource: "8"}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "resource", "count"),
+    [
+        ("8", "nvidia.com/gpu", 8),
+        ("amd.com/gpu=4", "amd.com/gpu", 4),
+        ("habana.ai/gaudi=8", "habana.ai/gaudi", 8),
+    ],
+)
+def test_number_of_gpus_needs_no_type(text: str, resource: str, count: int) -> None:
+    made = job_manifest(replace(REQUEST, gpus=GpuRequest.parse(text)))
+    assert "accelerator" not in made["spec"]
+    pod = made["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == {"limits": {resource: count}}
+    assert "nodeSelector" not in pod
+    assert pod["tolerations"] == [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
+    assert ranks.world_size(parsed(made).spec) == count
+
+
+@pytest.mark.parametrize(
+    ("asked", "label", "value", "resource"),
+    [
+        ("h100:8", "nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu"),
+        ("a100-80gb:2", "nvidia.com/gpu.product", "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu"),
+        ("h100:8", "k8s.amazonaws.com/accelerator", "nvidia-h100-80gb", "nvidia.com/gpu"),
+        ("t4:1", "karpenter.k8s.aws/instance-gpu-name", "t4", "nvidia.com/gpu"),
+        ("h100:8", "agentpool", "h100pool", "nvidia.com/gpu"),
+        (
+            "a100:1",
+            "node.kubernetes.io/instance-type",
+            "Standard_NC24ads_A100_v4",
+            "nvidia.com/gpu",
+        ),
+        ("mi300x:8", "amd.com/gpu.product-name", "AMD_Instinct_MI300X_OAM", "amd.com/gpu"),
+    ],
+)
+def test_type_is_selected_by_the_label_of_the_nodes(
+    asked: str, label: str, value: str, resource: str
+) -> None:
+    nodes = [gpu_node("agentpool", "cpu"), gpu_node(label, value, resource)]
+    gpus = GpuRequest.parse(asked).on_nodes(nodes)
+    pod = job_manifest(replace(REQUEST, gpus=gpus))["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {label: value}
+    assert pod["containers"][0]["resources"] == {"limits": {resource: gpus.count}}
+
+
+def test_type_on_gke_or_without_nodes_is_an_accelerator() -> None:
+    gke = {"metadata": {"name": "a", "labels": {"cloud.google.com/gke-nodepool": "cpu"}}}
+    for nodes in ([], [gke]):
+        made = job_manifest(replace(REQUEST, gpus=GpuRequest.parse("h100:8").on_nodes(nodes)))
+        assert made["spec"]["accelerator"] == {"type": "nvidia-h100-80gb", "count": 8}
+
+
+def test_type_that_no_node_has_is_refused() -> None:
+    nodes = [gpu_node("nvidia.com/gpu.product", "NVIDIA-L40S")]
+    with pytest.raises(JobRequestError, match="no node has such; the cluster has NVIDIA-L40S"):
+        GpuRequest.parse("l4:1").on_nodes(nodes)
+    with pytest.raises(JobRequestError, match="no label for types"):
+        GpuRequest.parse("l4:1").on_nodes([gpu_node("", "")])

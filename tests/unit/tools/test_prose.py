@@ -80,3 +80,14 @@ def test_more_markers_than_the_limit_are_too_many() -> None:
     few = prose.Count(words=2000, markers=["a"] * 3)
     many = prose.Count(words=2000, markers=["a"] * 4)
     assert [count.too_many for count in (one, few, many)] == [False, False, True]
+
+
+def test_connectives_and_table_rows_of_docs_are_counted() -> None:
+    page = prose.Count(words=400, connectives=4, lines=50, rows=5)
+    code = prose.Count(words=1000)
+    counts = {("docs/how-to", "docs"): page, ("docs", "comment"): code, ("tools", "docs"): code}
+    line, percent = prose.docs_summary(counts)
+    assert percent == 10
+    assert line.startswith("docs: 10.0 connectives per 1,000 words, 10.0 %")
+    assert len(prose.CONNECTIVES.findall("By default it stops, because it must.")) == 2
+    assert prose.table_rows("| a | b |\n|---|---|\ntext | more\n") == 2

@@ -14,8 +14,7 @@ ALLOWED = {
     "api/command.py: shlex": "reads at most MAX_SEARCHED characters",
     "api/kubernetes.py: re": "reads the API server's version",
     "api/node_signals.py: re": "reads the administrator's options",
-    "api/values/durations.py: re": "reads durations, which have at most 15 characters",
-    "api/values/printable.py: re": "each match ends before the next escape character, and text may "
+    "api/values/text.py: re": "each match ends before the next escape character, and text may "
     "hold lone surrogates, which RE2 refuses",
     "api/values/quantities.py: re": "matches from the start, and all repetitions are limited",
     "kube/reviews.py: re": "matches from the start, one way only, and text may hold surrogates",

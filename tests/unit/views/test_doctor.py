@@ -41,6 +41,7 @@ def facts(**changes: Any) -> Facts:
         "operators": [operator()],
         "missing": [],
         "nodes": [node("a", gpus=8), node("b")],
+        "pods": [],
         "limits": [],
         "labels": {"pod-security.kubernetes.io/enforce": "privileged"},
         "storage": [{"metadata": {"name": "standard", "annotations": default}}],
@@ -68,7 +69,28 @@ def test_healthy_cluster() -> None:
     ]
     lines = shown(found, 80)
     assert lines[-1] == "0 failures, 0 warnings"
-    assert "ok         GPUs: 1 of 2 nodes offer 8 GPU or slices" in lines
+    assert "ok         GPUs: 1 of 2 nodes offer 8 GPUs or slices, 8 free: nvidia.com/gpu" in lines
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [
+        ("v1.37.2-gke.2097000", "--enable-kubernetes-unstable-apis=scheduling.k8s.io/v1beta1/podg"),
+        ("v1.37.2", "turn on the feature gate GenericWorkload"),
+        ("v1.36.5-gke.1982000", None),
+        (ESCAPES, None),
+    ],
+)
+def test_native_gangs_that_are_off_get_a_remedy(version: str, remedy: str | None) -> None:
+    changes = {"version": {"gitVersion": version}, "schedulers": {"Kubernetes' own gangs": False}}
+    findings = of("native gangs", **changes)
+    assert len(findings) == (remedy is not None)
+    for finding in findings:
+        assert finding.level == "ok"
+        assert str(remedy) in finding.remedy
+        assert max(len(finding.text), len(finding.remedy)) <= 200
+    changes["schedulers"] = {"Kubernetes' own gangs": True}
+    assert of("native gangs", **changes) == []
 
 
 def other_crd(*, newer: bool) -> dict[str, Any]:
@@ -127,7 +149,7 @@ def test_each_finding_has_its_level(
     subject: str, changes: dict[str, Any], level: str, said: str
 ) -> None:
     [found, *_] = of(subject, **changes)
-    assert (found.level, said in found.said) == (level, True), found
+    assert (found.level, said in found.text) == (level, True), found
     assert bool(found.remedy) == (level in ("warn", "fail"))
 
 

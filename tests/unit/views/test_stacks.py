@@ -1,7 +1,8 @@
 import json
 
 import pytest
-from ddp_operator.hang.stacks import Found, Stack, StacksAnswer, in_spans, read, shown
+from ddp_client.views.stacks import Found, StacksAnswer, read, shown
+from ddp_operator.hang.stacks import Stack, in_spans
 
 from tests.unit.cli.jobs import ESCAPES
 

@@ -46,7 +46,7 @@ def test_progress_deadline(step_at: float, said: list[str]) -> None:
 
 def test_start_timeout_and_order_by_time() -> None:
     job = stored("Starting", spec={"activeDeadlineSeconds": 1210})
-    job["status"]["gaps"] = [{"nodeRank": 1, "reason": "CannotStart", "since": at(1000)}]
+    job["status"]["gaps"] = [{"nodeRanks": "1", "reason": "CannotStart", "since": at(1000)}]
     read = JobSnapshot.read(job).parsed
     assert read is not None
     stuck = builders.pod(read, 1, node="node-a", waiting="ErrImagePull")
@@ -61,7 +61,7 @@ def test_scheduling_timeout_of_a_gang() -> None:
     job["status"]["conditions"] = [
         condition("PodsCreated", "Created", "") | {"lastTransitionTime": at(1000)}
     ]
-    job["status"]["gaps"] = [{"nodeRank": 1, "reason": "Unscheduled", "since": at(1000)}]
+    job["status"]["gaps"] = [{"nodeRanks": "1", "reason": "Unscheduled", "since": at(1000)}]
     read = JobSnapshot.read(job).parsed
     assert read is not None
     pods = [builders.pod(read, 0, node="node-a"), builders.pod(read, 1, waiting="Unschedulable")]

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,7 +111,7 @@ class TestStatus:
     def test_spare_is_shown_in_the_place_it_took(self) -> None:
         manifest = training()
         manifest["spec"] |= {"spares": 2, "restart": {"scope": "Pod"}}
-        manifest["status"]["world"] = {"generation": 1, "size": 2, "members": "3,1"}
+        manifest["status"]["world"] = {"generation": 1, "members": "3,1"}
         job = parsed(manifest)
         pods = [
             builders.pod(job, 0, replacement=1),
@@ -242,6 +243,37 @@ class TestWhy:
         noted = training(bookkeeping={"savedInPod": 0})
         assert said in why(noted), "where the launcher has seen one"
 
+    def test_rank_that_waited_at_localhost_is_named(self) -> None:
+        words = "The client socket has timed out after 600000ms while trying to connect to ({}, 9)."
+        at = [failure(message=words.format(host)) for host in ("localhost", "digits-0-0.digits")]
+        wrong, right = (why(stored("Failed", "X", failures=[each])) for each in at)
+        advised = "waited for rank 0 at localhost, which is that pod itself"
+        assert advised in " ".join(wrong.split())
+        assert "which is that pod itself" not in " ".join(right.split())
+
+    def test_rank_that_waits_at_localhost_is_named_until_a_step(self) -> None:
+        remark = "rank 0 listens on port 12355 and reaches it at localhost"
+        notes = {"remark": remark, "remarked": 0}
+        waits = stored("Running", "PodsReady", "all 2 pods are ready", bookkeeping=notes)
+        job = parsed(waits)
+        text = " ".join(why(waits, builders.ready(job, 0), builders.ready(job, 1)).split())
+        assert f"- pod digits-0-0: {remark}" in text
+        assert "remove the line of the script that sets MASTER_ADDR" in text
+        assert remark not in why(training(bookkeeping=notes))
+
+    def test_failed_side_car_is_named_with_its_last_words(self) -> None:
+        failure = "container proxy ended with code 3: no such upstream"
+        job = parsed(training())
+        pods = [replace(builders.ready(job, i), side_car_failure=failure) for i in (0, 1)]
+        text = " ".join(why(training(), *pods).split())
+        assert f"- pod {pods[0].key.name}: {failure}" in text
+        assert text.count(failure) == 1
+
+    def test_doubtful_command_is_evidence(self) -> None:
+        named = template(container(command=["torchrun", "--nproc_per_node=2", "train.py"]))
+        text = why(training(spec={"template": named}))
+        assert "the command: torchrun --nproc_per_node=2: set spec.nprocPerNode to 2" in text
+
     def test_healthy_training(self) -> None:
         text = why(training())
         assert text.startswith("digits is training: all 2 pods are ready.")
@@ -308,6 +340,46 @@ class TestWhy:
     def test_remedy_depends_on_the_failure(self, changes: Json, remedy: str) -> None:
         assert remedy in why(stored("Restarting", "Error", failures=[failure(**changes)]))
 
+    @pytest.mark.parametrize(
+        ("class_", "message", "meaning", "remedy"),
+        [
+            (
+                "Application",
+                "RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error. ",
+                "/dev/shm is too small",
+                "raise the container's memory limit",
+            ),
+            (
+                "Infrastructure",
+                "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+                "the GPU's memory has errors that ECC cannot correct",
+                "drain the node",
+            ),
+            (
+                "Application",
+                "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n",
+                "the image lacks a Python package",
+                "install the package in the image",
+            ),
+        ],
+    )
+    def test_known_error_is_explained(
+        self, class_: str, message: str, meaning: str, remedy: str
+    ) -> None:
+        failed = failure(message=message, **{"class": class_})
+        text = why(stored("Restarting", "Error", failures=[failed]))
+        evidence, _, advice = " ".join(text.split()).partition("what to do")
+        assert f"a known error: {meaning}" in evidence
+        assert remedy in advice
+        assert "kubectl logs" not in advice
+
+    def test_known_text_does_not_replace_advice_for_a_hang(self) -> None:
+        watchdog = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"
+        hang = failure(reason="NoProgress", exitCode=None, message=watchdog)
+        text = " ".join(why(stored("Restarting", "NoProgress", failures=[hang])).split())
+        assert "a known error: a collective was not complete in time" in text
+        assert "read the stacks of all ranks" in text
+
     def test_ignored_failure_is_not_the_cause(self) -> None:
         found = [failure(pod="the-cause"), failure(pod="ignored", action="Ignore")]
         text = why(stored("Failed", "Error", failures=found))
@@ -321,6 +393,16 @@ class TestWhy:
         text = why(manifest, builders.pod(job, 1, **stuck))
         assert "pod digits-0-1: ErrImagePull: no such image" in text
         assert "check the image's name and tag" in text
+
+    def test_registry_that_refuses_an_image(self) -> None:
+        manifest = stored("Starting", "ErrImagePull", "pod digits-0-1 cannot start")
+        refused = (
+            "pulling from host gcr.io failed with status code [manifests 1.0.0]: 403 Forbidden"
+        )
+        stuck: Json = {"waiting": "ErrImagePull", "waiting_message": refused, "node": "n"}
+        text = " ".join(why(manifest, builders.pod(parsed(manifest), 1, **stuck)).split())
+        assert "a known error: the registry does not let the node pull the image" in text
+        assert "grant the nodes' service account Artifact Registry Reader" in text
 
     def test_first_failed_pod_is_the_cause_without_a_status(self) -> None:
         manifest = stored("Pending", "PodsStarting")
@@ -395,7 +477,7 @@ class TestChanges:
 
     @pytest.mark.parametrize("change", [changes.stop, changes.restart, changes.delete])
     def test_change_warns_of_lost_checkpoints(self, change: Any) -> None:
-        assert "/checkpoints is lost" in " ".join(change(JobSnapshot.read(training()), NOW).says)
+        assert "/checkpoints are lost" in " ".join(change(JobSnapshot.read(training()), NOW).says)
 
     @pytest.mark.parametrize("change", [changes.stop, changes.restart, changes.delete])
     def test_checkpoints_on_a_volume_stay(self, change: Any) -> None:

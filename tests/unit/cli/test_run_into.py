@@ -1,0 +1,308 @@
+"""`run --into`: new code in the pods of a running job."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ddp_client.cli.commands.running import into
+from ddp_client.submit import CodeFolder, JobRequest, job_manifest
+from ddp_operator.api.code import Code
+from ddp_protocol.code_archive import ROOT, SENT, unpack
+
+from tests.good_manifests import Json
+from tests.unit.cli.conftest import Ddp
+from tests.unit.cli.jobs import condition, training
+from tests.unit.cli.test_logs import started
+from tests.unit.cli.test_run import made, writes
+from tests.unit.job.builders import NAME
+from tests.unit.kube.fake_api_server import FakeApiServer
+from tests.unit.kube.fake_channels import FakeProgram, ProgramRun
+
+OLD = CodeFolder({"train.py": (b"print(1)\n", False)}, token="0001")
+JOB = ("ddpjobs", "research", NAME)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("print(2)\n")
+    return folder
+
+
+def with_code(folder: CodeFolder = OLD, **more: Any) -> Json:
+    """Return a running job that was created with this folder."""
+    request = JobRequest(name=NAME, image="me/x:1", command=["python", "train.py"], code=folder)
+    template = job_manifest(request)["spec"]["template"]
+    notes = {"launcher": "InPlace", "code": str(folder.code), "codeRequested": str(folder.code)}
+    return training(
+        spec={"template": template, **more.pop("spec", {})}, **{"bookkeeping": notes, **more}
+    )
+
+
+def receiving(folder: Path) -> FakeProgram:
+    """Run the client's program as a process, with a pod's folder elsewhere."""
+
+    async def program(run: ProgramRun) -> int:
+        words = [str(folder) if word == f"{ROOT}/{SENT}" else word for word in run.command[1:]]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, stdin=pipe, stderr=pipe
+        )
+        assert process.stdin is not None
+        left = int(words[-1])
+        async for piece in run.input():
+            process.stdin.write(piece)
+            left -= len(piece)
+            if left <= 0:
+                break
+        _, errors = await process.communicate()
+        if errors:
+            await run.print(errors, error=True)
+        return process.returncode or 0
+
+    return program
+
+
+@pytest.fixture
+def pods(server: FakeApiServer, tmp_path: Path) -> Callable[[], list[Path]]:
+    """Creates two running pods; returns the folders that receive code in them."""
+
+    def create() -> list[Path]:
+        folders = [tmp_path / f"pod-{index}" for index in (0, 1)]
+        for index, folder in enumerate(folders):
+            folder.mkdir()
+            server.programs[started(server, index)] = receiving(folder)
+        return folders
+
+    return create
+
+
+async def test_new_code_reaches_all_pods_before_the_operator_hears_of_it(
+    ddp: Ddp, server: FakeApiServer, project: Path, pods: Callable[[], list[Path]], tmp_path: Path
+) -> None:
+    server.create("ddpjobs", with_code())
+    labels = {"ddp-operator.io/job-name": NAME}
+    ages = {
+        OLD.code.config_maps(NAME)[0]: "2025-12-31T00:00:00Z",
+        f"{NAME}-code-ffffffffffff-0000-0": "2025-12-31T23:49:59Z",
+        f"{NAME}-code-eeeeeeeeeeee-0000-0": "2025-12-31T23:50:00Z",
+        f"{NAME}-scripts-1": "2025-12-31T00:00:00Z",
+    }
+    for name, created in ages.items():
+        metadata = {"name": name, "labels": labels, "creationTimestamp": created}
+        server.create("configmaps", {"metadata": {**metadata, "namespace": "research"}})
+    folders = pods()
+    result = await ddp("run", "--into", NAME, "--workdir", str(project), "--yes", "--detach")
+    assert result.exit_code == 0, result.output
+    assert "processes restart in its 2 pods, which stay; no restart is charged" in result.stderr
+    code = Code.parse(server.objects[JOB]["metadata"]["annotations"]["ddp-operator.io/code"])
+    assert code is not None
+    for folder in folders:
+        [sent] = folder.iterdir()
+        unpack(sent.read_bytes(), sent.name, tmp_path)
+        assert sent.name == code.id
+    assert (tmp_path / "work" / "train.py").read_text() == "print(2)\n"
+    kept = {*ages, *code.config_maps(NAME)} - {f"{NAME}-code-ffffffffffff-0000-0"}
+    assert set(made(server, "configmaps")) == kept, "what another client may be sending stays"
+    [new] = code.config_maps(NAME)
+    [owner] = server.objects["configmaps", "research", new]["metadata"]["ownerReferences"]
+    assert owner["uid"] == server.objects[JOB]["metadata"]["uid"]
+    changes = [request for request in server.requests if request.method in ("POST", "PATCH")]
+    assert changes[-1].method == "PATCH", "the job changes last"
+
+
+async def test_code_that_another_person_sent_meanwhile_stays(
+    ddp: Ddp,
+    server: FakeApiServer,
+    project: Path,
+    pods: Callable[[], list[Path]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.create("ddpjobs", with_code())
+    pods()
+    other = f"{NAME}-code-eeeeeeeeeeee-0000-0"
+
+    labels = {"ddp-operator.io/job-name": NAME}
+    metadata = {"name": other, "namespace": "research", "labels": labels}
+    server.create(
+        "configmaps", {"metadata": {**metadata, "creationTimestamp": "2025-12-01T00:00:00Z"}}
+    )
+
+    def confirm() -> None:
+        notes = server.objects[JOB]["status"]["bookkeeping"]
+        notes["code"] = "eeeeeeeeeeee-0000/1"
+
+    monkeypatch.setattr(into, "confirm", confirm)
+    result = await ddp("run", "--into", NAME, "--workdir", str(project), "--detach")
+    assert result.exit_code == 0, result.output
+    assert other in made(server, "configmaps")
+
+
+async def test_job_stopped_before_the_answer_gets_no_code(
+    ddp: Ddp,
+    server: FakeApiServer,
+    project: Path,
+    pods: Callable[[], list[Path]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.create("ddpjobs", with_code())
+    pods()
+
+    def stop() -> None:
+        server.objects[JOB]["spec"]["suspend"] = True
+
+    monkeypatch.setattr(into, "confirm", stop)
+    result = await ddp("run", "--into", NAME, "--workdir", str(project), "--detach")
+    assert result.exit_code == 1
+    assert "kubectl ddp resume digits first" in " ".join(result.stderr.split())
+    assert writes(server) == []
+
+
+async def test_pod_replaced_while_code_is_sent_gets_it_too(
+    ddp: Ddp,
+    server: FakeApiServer,
+    project: Path,
+    pods: Callable[[], list[Path]],
+    tmp_path: Path,
+) -> None:
+    server.create("ddpjobs", with_code())
+    pods()
+    second, new = f"{NAME}-0-1", tmp_path / "new"
+    new.mkdir()
+    receive = server.programs[second]
+
+    async def end_afterwards(run: ProgramRun) -> int:
+        code = await receive(run)
+        server.delete("pods", "research", second)
+        server.programs[started(server, 1, replacement=1)] = receiving(new)
+        return code
+
+    server.programs[second] = end_afterwards
+    result = await ddp("run", "--into", NAME, "--workdir", str(project), "--yes", "--detach")
+    assert result.exit_code == 0, result.output
+    assert len([*new.iterdir()]) == 1
+
+
+async def test_pod_without_a_launcher_keeps_the_job_as_it_is(
+    ddp: Ddp, server: FakeApiServer, project: Path, pods: Callable[[], list[Path]]
+) -> None:
+    server.create("ddpjobs", with_code())
+    first, second = pods()
+    second.rmdir()
+    result = await ddp("run", "--into", NAME, "--workdir", str(project), "--yes")
+    assert result.exit_code == 1
+    assert "digits-0-1: no launcher of this release runs in it" in result.stderr
+    assert "annotations" not in server.objects[JOB]["metadata"]
+    assert first.exists()
+
+
+async def test_pod_keeps_few_archives(
+    ddp: Ddp, server: FakeApiServer, project: Path, pods: Callable[[], list[Path]]
+) -> None:
+    server.create("ddpjobs", with_code())
+    folders = pods()
+    for number in range(4):
+        (project / "train.py").write_text(f"print({number + 2})\n")
+        result = await ddp("run", "--into", NAME, "--workdir", str(project), "--yes", "--detach")
+        assert result.exit_code == 0, result.output
+    assert [len([*folder.iterdir()]) for folder in folders] == [3, 3]
+
+
+INSTALLS = CodeFolder(
+    {**OLD.files, "requirements.txt": (b"einops\n", False)}, token="0001"
+).with_requirements("requirements.txt", b"")
+OUTSIDE = OLD.with_requirements("", b"einops\n")
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        (with_code(CodeFolder({"train.py": (b"print(2)\n", False)}, "0001")), "already has this"),
+        (
+            with_code(bookkeeping={"launcher": "InPlace", "savedInPod": 0}),
+            "only new pods start alike",
+        ),
+        (training(), "it has no code to replace: create it with --workdir"),
+        (with_code(bookkeeping={}), "no launcher has answered"),
+        (
+            with_code(spec={"restart": {"scope": "Gang"}}),
+            "spec.restart.scope is Gang, which replaces pods",
+        ),
+        (with_code(spec={"suspend": True}), "kubectl ddp resume digits first"),
+        (with_code(conditions=[condition("Failed", "PodFailed")]), "has ended"),
+        (with_code(INSTALLS), "requirements.txt has changed or is not sent"),
+        (with_code(OUTSIDE), ".ddp-requirements.txt has changed or is not sent"),
+        (
+            with_code(
+                spec={
+                    "managedBy": "kueue.x-k8s.io/multikueue",
+                    "scheduling": {"queueName": "team"},
+                }
+            ),
+            "in another cluster: use that cluster's context",
+        ),
+        (with_code(), "2 of 2 pods do not run"),
+    ],
+)
+async def test_job_that_cannot_take_code_is_refused(
+    ddp: Ddp, server: FakeApiServer, project: Path, job: Json, why: str
+) -> None:
+    server.create("ddpjobs", job)
+    result = await ddp("run", "--into", NAME, "--workdir", str(project), "--yes")
+    assert result.exit_code == 1, result.output
+    assert why in " ".join(result.stderr.split())
+    assert writes(server) == []
+
+
+@pytest.mark.parametrize("inside", [True, False])
+async def test_unchanged_requirements_are_no_obstacle(
+    ddp: Ddp, server: FakeApiServer, project: Path, pods: Callable[[], list[Path]], inside: bool
+) -> None:
+    server.create("ddpjobs", with_code(INSTALLS if inside else OUTSIDE))
+    pods()
+    file = (project if inside else project.parent) / "requirements.txt"
+    file.write_text("einops\n")
+    pip = () if inside else ("--pip", str(file))
+    words = ("--into", NAME, "--workdir", str(project), "--yes", "--detach")
+    result = await ddp("run", *words, *pip)
+    assert result.exit_code == 0, result.output
+
+
+async def test_packages_of_a_job_that_installs_none_are_refused(
+    ddp: Ddp, server: FakeApiServer, project: Path
+) -> None:
+    server.create("ddpjobs", with_code())
+    (project / "requirements.txt").write_text("einops\n")
+    words = ("--into", NAME, "--workdir", str(project), "--pip", str(project / "requirements.txt"))
+    result = await ddp("run", *words, "--yes")
+    assert result.exit_code == 1
+    assert "packages are installed only when pods start" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "name the folder with the code"),
+        (("--workdir", ".", "--image", "x"), "--image: the job keeps its options"),
+        (("--workdir", ".", "--gpus", "1"), "--gpus: the job keeps its options"),
+        (("--workdir", ".", "--", "python", "a.py"), "keeps its name and command"),
+        (("--workdir", ".", "other"), "keeps its name and command"),
+    ],
+)
+async def test_other_options_are_refused(
+    ddp: Ddp, server: FakeApiServer, words: tuple[str, ...], why: str
+) -> None:
+    result = await ddp("run", "--into", NAME, *words)
+    assert result.exit_code == 2
+    assert why in " ".join(result.stderr.split())
+    assert server.requests == []
+
+
+async def test_status_names_the_code(ddp: Ddp, server: FakeApiServer) -> None:
+    server.create("ddpjobs", with_code())
+    result = await ddp("status", NAME)
+    assert OLD.code.id in result.stdout

@@ -1,0 +1,246 @@
+import ast
+import io
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from ddp_protocol import code_archive
+from ddp_protocol.code_archive import (
+    ID_FILE,
+    PACKAGES,
+    SITE,
+    WORK,
+    CodeError,
+    current,
+    digest_of,
+    main,
+    make,
+    pack,
+    unpack,
+)
+
+FILES = {"train.py": (b"print(1)\n", False), "bin/run": (b"#!/bin/sh\n", True)}
+
+
+def name_of(archive: bytes) -> str:
+    return f"{digest_of(archive)}-a1b2"
+
+
+def tar(*entries: tarfile.TarInfo) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for entry in entries:
+            archive.addfile(entry, io.BytesIO(b"x" * entry.size))
+    return made.getvalue()
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, size: int = 1) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, "/etc/passwd"
+    made.size = size if kind == tarfile.REGTYPE else 0
+    return made
+
+
+def test_equal_files_make_an_equal_archive() -> None:
+    other_order = dict(reversed(FILES.items()))
+    assert make(FILES) == make(other_order)
+    assert make(FILES) != make({**FILES, "train.py": (b"print(2)\n", False)})
+    assert make(FILES) != make({**FILES, "train.py": (b"print(1)\n", True)})
+
+
+def test_unpacked_files_have_their_content_and_mode(tmp_path: Path) -> None:
+    archive = make(FILES)
+    unpack(pack(archive), name_of(archive), tmp_path)
+    work = tmp_path / WORK
+    assert (work / "train.py").read_text() == "print(1)\n"
+    assert [bool((work / name).stat().st_mode & 0o100) for name in FILES] == [False, True]
+    assert current(tmp_path) == name_of(archive)
+
+
+def test_newer_code_replaces_the_older_and_keeps_other_files(tmp_path: Path) -> None:
+    older, newer = make(FILES), make({"train.py": (b"print(2)\n", False)})
+    unpack(pack(older), name_of(older), tmp_path)
+    work = tmp_path / WORK
+    (work / "loss.csv").write_text("1")
+    (work / "bin" / "__pycache__").mkdir()
+    unpack(pack(newer), name_of(newer), tmp_path)
+    kept = sorted(path.name for path in work.rglob("*") if path.is_file())
+    assert kept == ["loss.csv", "train.py"]
+    assert (work / "train.py").read_text() == "print(2)\n"
+    assert not list(work.rglob("__pycache__"))
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (entry("/etc/x"), "leads out"),
+        (entry("a/../../x"), "leads out"),
+        (entry("x", tarfile.SYMTYPE), "not a file"),
+        (entry("x", tarfile.LNKTYPE), "not a file"),
+        (entry("x", tarfile.FIFOTYPE), "not a file"),
+        (entry("x", tarfile.DIRTYPE), "not a file"),
+    ],
+)
+def test_archive_with_anything_but_inner_files_is_refused(
+    bad: tarfile.TarInfo, why: str, tmp_path: Path
+) -> None:
+    archive = tar(entry("good.py"), bad)
+    with pytest.raises(CodeError, match=why):
+        unpack(pack(archive), name_of(archive), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_code_changes_no_file_behind_a_link(tmp_path: Path) -> None:
+    root, data = tmp_path / "root", tmp_path / "data"
+    root.mkdir()
+    old = make({"data/a.txt": (b"old", False), "train.py": (b"old", False)})
+    unpack(pack(old), name_of(old), root)
+    (root / WORK / "data").rename(data)
+    (root / WORK / "data").symlink_to(data)
+    (root / WORK / "new.py").symlink_to(data / "a.txt")
+    new = make({"new.py": (b"new", False)})
+    unpack(pack(new), name_of(new), root)
+    assert (root / WORK / "new.py").read_text() == "new"
+    assert not (root / WORK / "train.py").exists()
+    with pytest.raises(CodeError, match=r"'data/a\.txt' is behind a link"):
+        unpack(pack(old), name_of(old), root)
+    assert (data / "a.txt").read_text() == "old"
+    assert current(root) == "", "half of the code is in the folder"
+
+
+def test_damaged_and_other_archives_are_refused(tmp_path: Path) -> None:
+    archive = make(FILES)
+    other = make({"train.py": (b"", False)})
+    for packed in (pack(archive)[:-9], b"no archive", pack(other)):
+        with pytest.raises(CodeError):
+            unpack(packed, name_of(archive), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_archive_that_unpacks_to_more_than_the_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = make({"zeros": (bytes(100_000), False)})
+    monkeypatch.setattr(code_archive, "MAX_BYTES", 50_000)
+    monkeypatch.setattr(code_archive, "MAX_FILES", 1)
+    with pytest.raises(CodeError, match="cut off"):
+        unpack(pack(archive), name_of(archive), tmp_path)
+    with pytest.raises(CodeError, match="at most 50000"):
+        make({"zeros": (bytes(100_000), False)})
+    with pytest.raises(CodeError, match="2 files"):
+        make(FILES)
+    monkeypatch.setattr(code_archive, "MAX_PACKED_BYTES", 10)
+    with pytest.raises(CodeError, match="more than 10 bytes"):
+        unpack(pack(archive), name_of(archive), tmp_path)
+
+
+def parts(folder: Path, archive: bytes) -> Path:
+    folder.mkdir()
+    packed = pack(archive)
+    (folder / "part-0").write_bytes(packed[:20])
+    (folder / "part-1").write_bytes(packed[20:])
+    (folder / ID_FILE).write_text(name_of(archive))
+    return folder
+
+
+def test_program_joins_the_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive = make(FILES)
+    root = tmp_path / "root"
+    root.mkdir()
+    assert main([], parts(tmp_path / "parts", archive), root) == 0
+    assert (root / WORK / "train.py").exists()
+    assert f"code {name_of(archive)} is in" in capsys.readouterr().out
+
+
+def test_program_reports_a_damaged_archive_as_permanent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = parts(tmp_path / "parts", make(FILES))
+    (folder / "part-1").write_bytes(b"\xff" * 200)
+    assert main([], folder, tmp_path) == 64
+    assert "damaged" in capsys.readouterr().out
+
+
+PIP = """
+import os, sys
+print("sees", sys.argv[1:], os.getcwd(), sys.prefix)
+print({said!r})
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "ended"),
+    [
+        ("Successfully installed x", 0, 0),
+        ("ERROR: No matching distribution found for nosuch", 1, 64),
+        ("WARNING: Retrying after connection broken by 'NewConnectionError'", 1, 1),
+    ],
+)
+def test_failed_installation_ends_the_job_unless_the_index_is_away(
+    said: str,
+    code: int,
+    ended: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    module = tmp_path / "modules" / "pip"
+    module.mkdir(parents=True)
+    (module / "__init__.py").touch()
+    (module / "__main__.py").write_text(PIP.format(said=said, code=code))
+    monkeypatch.setenv("PYTHONPATH", str(module.parent))
+    root = tmp_path / "root"
+    root.mkdir()
+    archive = make({"requirements.txt": (b"x\n", False)})
+    assert main(["requirements.txt"], parts(tmp_path / "parts", archive), root) == ended
+    printed = capsys.readouterr().out
+    assert f"'-r', 'requirements.txt'] {root / WORK} {root / PACKAGES}" in printed
+    assert ("pip install -r requirements.txt failed" in printed) == bool(code)
+    assert said in printed.splitlines()[-1] or not code
+
+
+def wheel(folder: Path) -> str:
+    """Make a package that needs one that is here; return its file's name."""
+    name, info = "travelled-1-py3-none-any.whl", "travelled-1.dist-info"
+    with zipfile.ZipFile(folder / name, "w") as made:
+        made.writestr("travelled.py", "PLACE = __file__\n")
+        about = "Metadata-Version: 2.1\nName: travelled\nVersion: 1\nRequires-Dist: pytest\n"
+        made.writestr(f"{info}/METADATA", about)
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        made.writestr(f"{info}/RECORD", "")
+    return name
+
+
+def test_packages_are_installed_beside_those_of_the_image(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    name = wheel(tmp_path)
+    text = f"{tmp_path / name}\n".encode()
+    archive = make({"requirements.txt": (text, False)})
+    assert main(["requirements.txt"], parts(tmp_path / "parts", archive), root) == 0
+    modules = root / PACKAGES / SITE
+    assert not (modules / "pytest").exists(), "the image's is used"
+    show = "import travelled, pytest; print(travelled.PLACE)"
+    path = {"PYTHONPATH": str(modules)}
+    ran = subprocess.run(
+        [sys.executable, "-c", show], env=path, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == str(modules / "travelled.py")
+
+
+def test_program_runs_alone(tmp_path: Path) -> None:
+    """As in a pod's image, which has none of our packages."""
+    folder = parts(tmp_path / "parts", b"")
+    (folder / "unpack.py").write_text(Path(code_archive.__file__).read_text())
+    command = [sys.executable, "-I", str(folder / "unpack.py")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (64, "")
+
+
+def test_program_is_python_of_old_images() -> None:
+    source = Path(code_archive.__file__).read_text()
+    ast.parse(source, feature_version=(3, 8))

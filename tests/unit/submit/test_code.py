@@ -1,0 +1,132 @@
+import base64
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from ddp_client.submit import CodeFolder, JobRequest, JobRequestError, Mount, admitted, job_manifest
+from ddp_client.submit import code as code_module
+from ddp_client.submit.job import parsed
+from ddp_operator.api.code import Code, takes_code
+from ddp_operator.api.pod_security import PodSecurity
+from ddp_protocol import code_archive
+from ddp_protocol.code_archive import digest_of, make, pack
+
+from tests.unit.submit.test_job import REQUEST
+
+FILES = {"train.py": (b"print(1)\n", False), "requirements.txt": (b"einops\n", False)}
+FOLDER = CodeFolder(FILES, token="a1b2")
+WITH_CODE = replace(REQUEST, code=FOLDER)
+CODE_ID = f"{digest_of(make(FILES))}-a1b2"
+
+
+def pod_of(request: JobRequest) -> dict[str, Any]:
+    pod: dict[str, Any] = job_manifest(request)["spec"]["template"]["spec"]
+    return pod
+
+
+def env(container: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in container.get("env", ())}
+
+
+def test_command_runs_in_the_folder() -> None:
+    job = job_manifest(WITH_CODE)
+    assert job["metadata"]["annotations"] == {"ddp-operator.io/code": f"{CODE_ID}/1"}
+    pod = job["spec"]["template"]["spec"]
+    [trainer], [unpacks] = pod["containers"], pod["initContainers"]
+    assert (trainer["command"], trainer["workingDir"]) == (
+        ["python", "train.py", "--lr", "1"],
+        "/ddp-code/work",
+    )
+    assert env(trainer) == {"DDP_CODE_DIR": "/ddp-code"}
+    assert (unpacks["image"], unpacks["command"]) == (
+        trainer["image"],
+        ["python", "-I", "/ddp-code-parts/unpack.py"],
+    )
+    assert pod["volumes"] == [
+        {"name": "ddp-code", "emptyDir": {}},
+        {
+            "name": "ddp-code-parts",
+            "projected": {"sources": [{"configMap": {"name": f"resnet-code-{CODE_ID}-0"}}]},
+        },
+    ]
+
+
+def test_parts_together_are_the_archive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_module, "PART_BYTES", 50)
+    made = CodeFolder(FILES, token="a1b2").config_maps("resnet", namespace="research")
+    names = [one["metadata"]["name"] for one in made]
+    assert names == [f"resnet-code-{CODE_ID}-{number}" for number in range(len(made))]
+    parts = [one["binaryData"][f"part-{number}"] for number, one in enumerate(made)]
+    assert b"".join(map(base64.b64decode, parts)) == pack(make(FILES))
+    assert made[0]["data"]["id"] == CODE_ID
+    compile(made[0]["data"]["unpack.py"], "unpack.py", "exec")
+    assert all(one["immutable"] and one["metadata"]["namespace"] == "research" for one in made)
+    assert ["data" in one for one in made] == [True] + [False] * (len(made) - 1)
+
+
+def test_part_and_program_fit_in_a_config_map() -> None:
+    program = len(FOLDER.config_maps("resnet")[0]["data"]["unpack.py"].encode())
+    assert code_archive.PART_BYTES + program < 1024 * 1024
+
+
+def test_too_large_a_folder_names_its_largest_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_module, "MAX_PACKED_BYTES", 100)
+    files = {**FILES, "data/a": (bytes(3 * 2**20), False), "data/b": (bytes(2**20), False)}
+    with pytest.raises(JobRequestError, match=r"largest: data 4\.0 MiB, .*\.gitignore"):
+        job_manifest(replace(REQUEST, code=CodeFolder(files, token="a1b2")))
+    monkeypatch.setattr(code_archive, "MAX_BYTES", 10)
+    with pytest.raises(JobRequestError, match="at most 10 can be sent"):
+        job_manifest(replace(REQUEST, code=CodeFolder(FILES, token="a1b2")))
+
+
+def test_packages_are_installed_before_the_start() -> None:
+    code = FOLDER.with_requirements("requirements.txt", b"")
+    claim = Mount.parse("pvc/team:/data")
+    request = replace(WITH_CODE, code=code, mounts=[claim], env={"PIP_INDEX_URL": "https://i"})
+    pod = pod_of(request)
+    [trainer], [unpacks] = pod["containers"], pod["initContainers"]
+    assert unpacks["command"][-1] == "requirements.txt"
+    expected = {
+        "PIP_INDEX_URL": "https://i",
+        "PIP_CACHE_DIR": "/data/.cache/pip",
+        "PYTHONPATH": "/ddp-code/packages/site",
+        "DDP_REQUIREMENTS": "requirements.txt@" + sha256(b"einops\n").hexdigest()[:12],
+    }
+    assert env(unpacks) == expected
+    assert env(trainer) == {**expected, "DDP_CODE_DIR": "/ddp-code"}
+    assert "/data" in [mount["mountPath"] for mount in unpacks["volumeMounts"]]
+    given = {"PIP_CACHE_DIR": "/mine", "PYTHONPATH": "/lib"}
+    own = env(pod_of(replace(request, env=given))["containers"][0])
+    assert own["PIP_CACHE_DIR"] == "/mine"
+    assert own["PYTHONPATH"] == "/ddp-code/packages/site:/lib"
+    unkept = pod_of(replace(request, mounts=[Mount.parse("pvc/team:/data:ro")]))
+    assert "PIP_CACHE_DIR" not in env(unkept["containers"][0])
+
+
+def test_requirements_from_elsewhere_travel_alone() -> None:
+    code = CodeFolder({}, token="a1b2", is_workdir=False).with_requirements("", b"einops\n")
+    request = replace(REQUEST, code=code)
+    pod = pod_of(request)
+    assert pod["initContainers"][0]["command"][-1] in code.files
+    assert "workingDir" not in pod["containers"][0]
+    assert "annotations" not in job_manifest(request)["metadata"]
+
+
+@pytest.mark.parametrize("security", [PodSecurity("restricted"), None])
+def test_init_container_is_as_unprivileged_as_the_trainer(security: PodSecurity | None) -> None:
+    request = WITH_CODE if security else replace(WITH_CODE, user=1000)
+    pod = admitted(job_manifest(request), security)["spec"]["template"]["spec"]
+    assert pod["initContainers"][0]["securityContext"] == pod["containers"][0]["securityContext"]
+
+
+def test_annotation_is_read_as_it_is_written() -> None:
+    code = Code("3f2a9c1b5d6e-a1b2", 8)
+    assert Code.parse(str(code)) == code
+    bad = ("", "x", "3f2a9c1b5d6e-a1b2", "3f2a9c1b5d6e-a1b2/9", "3f2a9c1b5d6e-a1b2/1 ", "../x/1")
+    assert [Code.parse(text) for text in bad] == [None] * len(bad)
+
+
+def test_template_that_takes_code() -> None:
+    assert takes_code(parsed(job_manifest(WITH_CODE)).spec)
+    assert not takes_code(parsed(job_manifest(REQUEST)).spec)
