@@ -73,10 +73,10 @@ from torch import distributed as dist
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.settings.training import DDPOptions
-from ddp_trainer.process_group.world import World
+from ddp_trainer.process_group.world import GroupFormer
 
 environment = Environment.from_env(os.environ)
-world = World(environment, group_timeout_seconds=600, heartbeat_timeout_seconds=2)
+world = GroupFormer(environment, group_timeout_seconds=600, heartbeat_timeout_seconds=2)
 large = torch.zeros(100_000_000)
 
 

@@ -188,14 +188,14 @@ def test_a_refused_step_leaves_no_trace(no_launcher: None) -> None:
     with ddp_trainer.join(model=model, optimizer=optimizer) as job:
         net = job.wrap(model)
         for (inputs,) in job.batches(loader):
-            before = copy.deepcopy(job._run.state_dict())
+            before = copy.deepcopy(job._session.run.state_dict())
             net(inputs).square().mean().backward()
             if job.steps_done == 4 and refused == 0:
-                group = job._formation.group
+                group = job._session.formation.group
                 group.gate = Gate(None, failure, timeout_seconds=1)
                 failure.error = BrokenGroupError("rank 1 is gone")
             if not job.step():
-                assert_same(job._run.state_dict(), before)
+                assert_same(job._session.run.state_dict(), before)
                 refused += failure.error is not None
                 failure.error = None
         assert (job.steps_done, refused) == (8, 1)

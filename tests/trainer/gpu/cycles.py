@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.exit_codes import BrokenGroupError
-from ddp_trainer.process_group.world import World
+from ddp_trainer.process_group.world import GroupFormer
 from ddp_trainer.settings.environment import Environment
 from torch import distributed as dist
 
@@ -26,7 +26,7 @@ from torch import distributed as dist
 def main(count: int) -> None:
     """Form this many groups."""
     prepare_nccl()
-    world = World(
+    world = GroupFormer(
         Environment.from_env(os.environ), group_timeout_seconds=600, heartbeat_timeout_seconds=5
     )
     numbers = torch.ones(1 << 20, device=world.device)

@@ -95,6 +95,7 @@ def test_old_repeated_and_foreign_assignments_change_nothing(tmp_path: Path) -> 
         assert pod.tell(4, 1, host="another-pod") == (400, f"host: this is {pod.name}\n")
         assert pod.tell(1, 1, host=pod.name) == (409, 3)
         assert pod.request("GET", "/world?wait=26")[0] == 400
+        assert pod.request("GET", "/world?lead=601")[0] == 400
         assert pod.request("PUT", "/status")[0] == 405
         pod.wait_for(3)
         assert pod.tell(5, 1)[0] == 200
@@ -236,7 +237,7 @@ def test_pod_without_an_answer_ends_with_its_exit_code(
 
 
 LEADS = {"DDP_MEMBERS": "0-1"}
-SOON: dict[str, Any] = {"LEAD_SECONDS": 0.5, "_LEAD_PAUSES": [0.5, 0.5], "ANSWER_SECONDS": 60}
+SOON: dict[str, Any] = {"_PAUSES": [0.5, 0.5], "ANSWER_SECONDS": 60}
 
 
 def test_node_rank_0_leads_while_no_operator_asks(tmp_path: Path) -> None:
@@ -244,7 +245,7 @@ def test_node_rank_0_leads_while_no_operator_asks(tmp_path: Path) -> None:
         first, second = job.start(0, variables=LEADS, waits=SOON), job.start(1)
         first.wait_for(1)
         before = second.wait_for(1)["pid"]
-        number = first.news()["number"]
+        number = first.news(lead=1)["number"]
         for generation in (1, 2):
             second.end(generation, 3)
             began = second.wait_for(generation + 1)
@@ -269,7 +270,7 @@ def test_node_rank_0_leads_while_no_operator_asks(tmp_path: Path) -> None:
         )
         assert second.put(3, 1, **settled)[0] == 409
         assert second.put(4, 1, **settled)[0] == 200
-        assert "led" not in first.news()
+        assert first.news()["led"] == []
         job.finish()
         assert [first.wait(), second.wait()] == [0, 0]
         assert [line["generation"] for line in second.began()] == [1, 2, 3, 4]
@@ -282,7 +283,7 @@ def test_node_rank_0_waits_for_all_pods_before_it_ends_ranks(tmp_path: Path) -> 
         second = job.start(1, nodes=3)
         first.wait_for(1)
         second.wait_for(1)
-        first.news()
+        first.news(lead=1)
         second.end(1, 3)
         first.wait_for_log("generation 2: no decision from the operator: restarting the group")
         assert [line["generation"] for line in first.began()] == [1]

@@ -25,8 +25,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The launcher's folder as in the operator's image, read-only."""
     made = tmp_path_factory.mktemp("pod") / "ddp-launcher"
     shutil.copytree(ENTRY.parent, made)
-    package = REPOSITORY / "trainer-image/ddp_trainer"
-    shutil.copytree(package, made / "ddp_trainer", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("trainer-image/ddp_trainer", "protocol/ddp_protocol"):
+        source = REPOSITORY / package
+        shutil.copytree(source, made / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     return made
 
 

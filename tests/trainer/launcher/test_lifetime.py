@@ -9,9 +9,9 @@ import pytest
 from ddp_trainer.exit_codes import ExitCode
 from ddp_trainer.launcher.lifetime import WORD_SECONDS, Lifetime, Standing
 from ddp_trainer.launcher.supervisor import Supervisor
-from ddp_trainer.launcher.verdict import Verdict, judge
+from ddp_trainer.launcher.verdict import PodResult, judge
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
-from ddp_trainer.launcher.world.state import World
+from ddp_trainer.launcher.world.state import GroupState
 
 from tests.trainer.support.clock import Clock
 from tests.trainer.support.pods import contract
@@ -30,7 +30,7 @@ class IdleSupervisor:
     """Has no ranks. Each wait takes a minute, at the end of which something may happen."""
 
     clock: Clock
-    world: World
+    world: GroupState
     operator_calls_until: float = 0.0
     stops_at: float = float("inf")
     has_joined = is_warm = False
@@ -49,11 +49,11 @@ class IdleSupervisor:
             self.world.news(after=0, wait_seconds=0)
 
 
-def wait(env: dict[str, str], **supervisor: Any) -> tuple[Verdict, float]:
+def wait(env: dict[str, str], **supervisor: Any) -> tuple[PodResult, float]:
     """Run a pod to its end; return its verdict, and how long it waited."""
     clock = Clock(0.0)
     environment = RankEnvironment(env)
-    world = World(environment.initial, clock=clock)
+    world = GroupState(environment.initial, clock=clock)
     lifetime = Lifetime(
         cast(Supervisor, IdleSupervisor(clock, world, **supervisor)),
         world,
@@ -90,7 +90,7 @@ def test_spare_waits_without_a_limit() -> None:
 def test_pod_waits_as_long_as_its_group_is_assembled_again_and_again() -> None:
     """Each assignment is a word, also one that says to wait on."""
     clock = Clock(0.0)
-    world = World(RankEnvironment(HELD).initial, clock=clock)
+    world = GroupState(RankEnvironment(HELD).initial, clock=clock)
     clock.now = 3000.0
     assert world.accept(replace(world.initial, generation=2))
     clock.now = 3300.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+from ddp_protocol.progress import CheckpointStatus
 from ddp_trainer.exit_codes import ExitCode
 from ddp_trainer.launcher.verdict import (
     ComesBack,
@@ -15,7 +17,6 @@ from ddp_trainer.launcher.verdict import (
     judge_script,
     settled,
 )
-from ddp_trainer.telemetry.status import CheckpointStatus
 from ddp_trainer.telemetry.termination import TerminationReport
 
 
@@ -184,3 +185,13 @@ def test_script_restarts_once_one_of_its_ranks_has_joined() -> None:
     assert comes_back(end(1, 137, report=joined))
     assert comes_back(end(1, 137)), "its successor died before it joined"
     assert ComesBack(is_script=False)(end(0, 1))
+
+
+@pytest.mark.parametrize(("error", "kept"), [(None, 16), ("ValueError: after the end", 0)])
+def test_last_report_has_a_few_metrics_and_none_beside_an_error(
+    error: str | None, kept: int
+) -> None:
+    metrics = {f"a_long_name_of_a_metric/{number}": 1 / 3 for number in range(64)}
+    line = TerminationReport(step=7, error=error, finished=True, metrics=metrics).to_json()
+    assert len(line.encode()) < 4096
+    assert len(json.loads(line).get("metrics", ())) == kept

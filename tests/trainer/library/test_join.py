@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
-from ddp_trainer.data import loading
+from ddp_trainer.data import seeding
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LostPeerError
 from ddp_trainer.library.endings import tell
@@ -125,7 +125,7 @@ def test_a_job_that_ends_releases_its_group(model: nn.Module) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with ddp_trainer.join(model=model, optimizer=optimizer) as job:
         train(job, job.wrap(model), epochs=1)
-        group = weakref.ref(job._formation.group)
+        group = weakref.ref(job._session.formation.group)
     assert group() is None
 
 
@@ -318,7 +318,7 @@ def test_a_batch_of_tensors_is_seeded_once(monkeypatch: pytest.MonkeyPatch) -> N
     def noisy(samples: list[Any]) -> Any:
         return torch.stack([sample for (sample,) in samples]) + torch.rand(())
 
-    monkeypatch.setattr(loading, "seed_by_name", seed)
+    monkeypatch.setattr(seeding, "seed_by_name", seed)
     dataset = Subset(TensorDataset(torch.arange(float(SAMPLES))), range(SAMPLES))
     reader = DataLoader(dataset, batch_size=4, collate_fn=noisy)
     first, again = ([*batches_of(Loading(reader, seed=7).rest(0, 0, ALONE))] for _ in range(2))

@@ -15,7 +15,7 @@ from torch import nn
 
 def joined(**settings: Any) -> Options:
     with ddp_trainer.join(model=nn.Linear(1, 1), **settings) as job:
-        return job._options
+        return job._session.options
 
 
 def refusal(**settings: Any) -> str:

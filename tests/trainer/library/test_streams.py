@@ -294,7 +294,7 @@ def job(tmp_path: Path) -> Iterator[ddp_trainer.Job]:
 
 def train(job: ddp_trainer.Job, loader: DataLoader[Any], epochs: int, **how: Any) -> list[int]:
     """Train; return the number of batches of each epoch."""
-    [model] = job._run.models
+    [model] = job._session.run.models
     net, counts = job.wrap(model), []
     for _ in job.epochs(epochs):
         counts.append(0)

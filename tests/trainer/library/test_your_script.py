@@ -15,7 +15,7 @@ import pytest
 from tests.trainer.support.pods import DEADLINE_SECONDS, is_alive, job, until
 
 SCRIPTS = Path(__file__).parents[3] / "trainer-image" / "examples" / "your_script"
-NAMES = ["regression", "images", "characters"]
+NAMES = ["regression", "images"]
 MOST_CHANGED_LINES = 12
 
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from ddp_operator.trainers import _signed
+from ddp_operator.engine.trainers.requests import _signed
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.process_group import admission
 from ddp_trainer.process_group.admission import Request

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ddp_protocol.message import to_json
 from ddp_trainer.process_group.assignment import Assignment, AssignmentFile
-from ddp_trainer.telemetry.wire import to_json
 
 ASSIGNMENT = Assignment(
     job_uid="uid", attempt=1, generation=4, node_rank=2, nodes=4, master_addr="j-1-0.j"
@@ -20,7 +20,7 @@ def test_assignment_survives_json_and_its_file(tmp_path: Path) -> None:
         replace(ASSIGNMENT, node_rank=None, master_address="10.0.0.1", start=False),
     ):
         file.write(assignment)
-        assert file.read() == assignment == Assignment.parse(to_json(assignment).encode())
+        assert file.read() == assignment == Assignment.read(to_json(assignment).encode())
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_assignment_survives_json_and_its_file(tmp_path: Path) -> None:
 )
 def test_an_invalid_assignment_is_refused(wrong: Assignment, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        Assignment.parse(to_json(wrong).encode())
+        Assignment.read(to_json(wrong).encode())
     file = AssignmentFile(tmp_path / "status.json")
     file.write(wrong)
     assert file.read() is None  # a rank continues with its present assignment
@@ -49,4 +49,4 @@ def test_an_invalid_assignment_is_refused(wrong: Assignment, tmp_path: Path) -> 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"generation": "4"}', b"\xff"])
 def test_invalid_document_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        Assignment.parse(text)
+        Assignment.read(text)

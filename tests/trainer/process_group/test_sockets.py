@@ -21,7 +21,7 @@ from datetime import timedelta
 import torch
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.process_group import connection
-from ddp_trainer.process_group.world import World
+from ddp_trainer.process_group.world import GroupFormer
 from ddp_trainer.settings.environment import Environment
 from torch import distributed as dist
 
@@ -38,7 +38,7 @@ def init_while_a_thread_connects(*arguments, **options):
     thread.join()
 
 dist.init_process_group = init_while_a_thread_connects
-world = World(Environment.from_env(os.environ), group_timeout_seconds=600,
+world = GroupFormer(Environment.from_env(os.environ), group_timeout_seconds=600,
               heartbeat_timeout_seconds=0)
 try:
     with world.formed(timeout_seconds=60) as group:

@@ -56,10 +56,10 @@ import torch
 import torch._dynamo  # imported in a group, as by the first wrapper, it would hold it for ever
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.logs import end_process
-from ddp_trainer.process_group.world import World
+from ddp_trainer.process_group.world import GroupFormer
 
 environment = Environment.from_env(os.environ)
-world = World(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=10)
+world = GroupFormer(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=10)
 with world.formed(timeout_seconds=60) as group:
     wrapper = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 del wrapper, world

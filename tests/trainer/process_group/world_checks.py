@@ -21,7 +21,7 @@ from ddp_trainer.library import state_transfer
 from ddp_trainer.library.job import Job
 from ddp_trainer.library.state_transfer import transfer_state
 from ddp_trainer.loop.train import evaluate
-from ddp_trainer.process_group.world import World
+from ddp_trainer.process_group.world import GroupFormer
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
@@ -75,14 +75,14 @@ class Slow(nn.Module):
     def know(self, job: Job) -> None:
         """Raise an error: this job stops that way."""
         self._job = job
-        job._save_and_stop = self._stop  # type: ignore[method-assign]
+        job._session.save_and_stop = self._stop  # type: ignore[method-assign]
 
     def forward(self, inputs: Tensor) -> Tensor:
         assert self._job is not None
         self.batches += 1
         time.sleep(0.3)
         if self._group.rank == 1 and self.batches == 2:
-            self._job._stop.told_at = 0.0
+            self._job._session.stop.told_at = 0.0
         return inputs
 
     def _stop(self) -> None:
@@ -155,7 +155,7 @@ def handed_over(group: Group) -> list[object]:
 def main(folder: Path) -> None:
     """Write this rank's results to a file."""
     environment = Environment.from_env(os.environ)
-    world = World(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=10)
+    world = GroupFormer(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=10)
     with world.formed(timeout_seconds=60) as group:
         result: dict[str, object] = {
             "scores": {
@@ -179,7 +179,7 @@ def main(folder: Path) -> None:
             "nothing": group.broadcast(None).decode(),
             "gathered": [part.decode() for part in group.gather(b"x" * (3 * group.rank + 1))],
         }
-    names = {"heartbeat", "answers"}
+    names = {"ddp: sends heartbeats", "ddp: watches rank 0"}
     result["threads"] = [thread.name for thread in threading.enumerate() if thread.name in names]
     (folder / f"rank-{environment.rank}").write_text(json.dumps(result))
     end_process(0)  # threads of the group could abort the interpreter's shutdown

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ddp_trainer.exit_codes import NewProcessError
+from ddp_trainer.run import buffers
 from ddp_trainer.run.train_state import TrainState
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -59,8 +60,8 @@ def model() -> Packed:
 def run(model: Packed) -> TrainState:
     run = TrainState({"model": model}, seed=0, device=torch.device("cpu"))
     for _ in range(3):  # in the first steps, parameters are read as a whole
-        run.before()
-        run.end_passes()
+        run.passes.before()
+        run.passes.end()
     return run
 
 
@@ -86,27 +87,27 @@ def state_of(model: nn.Module) -> TrainState:
 def test_first_step_of_a_new_process_can_be_undone_too() -> None:
     old, new = Averaged(), Averaged()
     of_old, of_new = state_of(old), state_of(new)
-    of_old.before()
+    of_old.passes.before()
     with torch.no_grad():
         old(torch.ones(1, 2))
-    of_old.end_passes()
+    of_old.passes.end()
     of_new.load_state_dict(of_old.full_state_dict())
-    before = of_new.before()
+    before = of_new.passes.before()
     with torch.no_grad():
         new(torch.ones(1, 2))
-    of_new.end_passes(are_undone=True)
-    of_new.take_back(before)
+    of_new.passes.end(are_undone=True)
+    of_new.passes.take_back(before)
     assert torch.equal(new.mean.weight, old.mean.weight)
 
 
 def test_first_step_of_a_job_whose_changes_nobody_knows_is_not_undone() -> None:
     model = Averaged()
     run = state_of(model)
-    run.before()
+    run.passes.before()
     with torch.no_grad():
         model(torch.ones(1, 2))
     with pytest.raises(NewProcessError, match=r"changed mean\.weight, mean\.bias for the first"):
-        run.end_passes(are_undone=True)
+        run.passes.end(are_undone=True)
 
 
 def operations(what: Callable[[], object]) -> Counter[str]:
@@ -121,23 +122,46 @@ def copies(model: nn.Module) -> list[Tensor]:
 
 
 def test_buffers_are_copied_together(run: TrainState, model: Packed) -> None:
-    run.before()
+    run.passes.before()
     model(torch.randn(8, 4))
-    calls = operations(run.before)
+    calls = operations(run.passes.before)
     assert calls["_foreach_copy_"] == 2, "one for each type"
     assert calls.total() <= 4, calls
 
 
+def test_a_step_like_the_one_before_looks_at_no_tensor_alone(
+    run: TrainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.passes.before()
+    monkeypatch.setattr(buffers, "_copy", None)
+    run.passes.before()
+
+
+@pytest.mark.parametrize("name", ["codes", "packed"])
+@pytest.mark.parametrize("size", [3, 1 << 17])
+def test_buffers_that_grow_in_place_are_copied(
+    run: TrainState, model: Packed, name: str, size: int
+) -> None:
+    run.passes.before()
+    run.passes.before()  # like the one before
+    buffer: Tensor = getattr(model, name)
+    buffer.data = torch.ones(size, dtype=buffer.dtype)
+    before = run.passes.before()
+    buffer.zero_()
+    run.passes.take_back(before)
+    assert torch.equal(model.get_buffer(name), torch.ones(size, dtype=buffer.dtype))
+
+
 def test_unchanged_buffers_are_not_copied(run: TrainState, model: Packed) -> None:
-    copy = run.before().values[[name for name, _ in model.named_buffers()].index("packed")]
+    copy = run.passes.before().values[[name for name, _ in model.named_buffers()].index("packed")]
     copy.zero_()  # is written again, if it is copied
     model(torch.randn(8, 4))
-    before = run.before()
+    before = run.passes.before()
     assert not copy.any()
-    run.set_buffers(before)
+    run.passes.set_buffers(before)
     assert model.packed.any()
     model.packed.add_(1)
-    run.before()
+    run.passes.before()
     assert torch.equal(copy, model.packed)
 
 
@@ -145,20 +169,20 @@ def test_unchanged_buffers_are_not_copied(run: TrainState, model: Packed) -> Non
 def test_changes_of_passes_are_undone(run: TrainState, model: Packed, steps: int) -> None:
     for _ in range(steps):
         expected = copies(model)
-        before = run.before()
+        before = run.passes.before()
         for _ in range(2):
             model(torch.randn(8, 4))
             changed = [not torch.equal(*both) for both in zip(copies(model), expected, strict=True)]
             assert sum(changed) == len(expected) - 1
-            run.take_back(before)
+            run.passes.take_back(before)
             assert all(torch.equal(*both) for both in zip(copies(model), expected, strict=True))
         model(torch.randn(8, 4))
 
 
 def test_replaced_buffers_are_copied(run: TrainState, model: Packed) -> None:
-    run.before()
+    run.passes.before()
     model.packed = torch.ones(1 << 16, dtype=torch.int32)
-    before = run.before()
+    before = run.passes.before()
     model.packed = torch.zeros(1 << 16, dtype=torch.int32)
-    run.take_back(before)
+    run.passes.take_back(before)
     assert bool((model.packed == 1).all())

@@ -26,7 +26,7 @@ from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.loop.learner import Learner
 from ddp_trainer.loop.train import train
-from ddp_trainer.process_group.world import World
+from ddp_trainer.process_group.world import GroupFormer
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
@@ -139,7 +139,7 @@ class Trial:
 
     @property
     def run(self) -> TrainState:
-        return self.job._run
+        return self.job._session.run
 
     def parameters(self) -> list[float]:
         return flat(parameter.detach() for parameter in self.learner.model.parameters())
@@ -173,7 +173,7 @@ def accumulated_batches_equal_a_large_one(group: Group) -> None:
     # The last step of an epoch takes what 12 a step leave of 32 samples of each rank: 6 and 2.
     uneven = Trial(group, "--batch-size=6", "--accumulate-steps=2", "--log-every-steps=3").train(3)
     plain = Trial(group, "--batch-size=12", "--log-every-steps=3").train(3)
-    losses = [trial.job._report.known.loss or 0.0 for trial in (uneven, plain)]
+    losses = [trial.job._session.report.known.loss or 0.0 for trial in (uneven, plain)]
     assert close(whole.parameters(), parts.parameters())
     assert parts.travelled.buckets == 3, "one exchange a step, not one a batch"
     assert close(uneven.parameters(), plain.parameters(), tolerance=1e-5)
@@ -363,7 +363,7 @@ CHECKS = (
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     environment = Environment.from_env(os.environ)
-    world = World(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=0)
+    world = GroupFormer(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=0)
     failures: dict[str, str] = {}
     with world.formed(timeout_seconds=60) as group:
         for check in CHECKS:

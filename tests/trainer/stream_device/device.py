@@ -27,7 +27,7 @@ from ddp_trainer.library.steps import net
 from ddp_trainer.loop import learner
 from ddp_trainer.process_group import connection, world
 from ddp_trainer.process_group.connection import Connection
-from ddp_trainer.run import parameter_watch, train_state, updates
+from ddp_trainer.run import passes, train_state, updates
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
@@ -167,10 +167,11 @@ def install(sabotage: Sabotage | None = None) -> None:
     _queue(shard_gradients, "mean_in_order")
     _queue(shard_gradients, "fill")
     _queue(updates.Updates, "apply")
-    _queue(train_state.TrainState, "take_back")
-    _synchronize_before(train_state.TrainState, "state_dict", "load_state_dict", "before")
+    _queue(passes.Passes, "take_back")
+    _synchronize_before(train_state.TrainState, "state_dict", "load_state_dict")
+    _synchronize_before(passes.Passes, "before")
     _synchronize_before(net.Net, "forward")
-    for reader in (first_step, parameter_watch):
+    for reader in (first_step, passes):
         _synchronize_before(reader, "sum_of_bits")
     # The stream clears gradients in its thread; a GPU's host does that itself, before this.
     _synchronize_before(probe, "put_back")

@@ -220,7 +220,7 @@ def install(variables: Mapping[str, str]) -> None:
     patch(checkpoint_manager, "transfer_state", before=at("the state's transfer"))
     patch(snapshots.Snapshots, "_transfer", before=at("the state's transfer"))
     patch(saved_parts.SavedParts, "save", before=at("a save in memory"))
-    patch(snapshots, "_receive", before=at("a snapshot's copy"))
+    patch(snapshots, "receive", before=at("a snapshot's copy"))
 
 
 def patch(

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from ddp_trainer import launch
 from ddp_trainer.launcher import lifetime
 from ddp_trainer.launcher.status_server.bounded_http import BoundedServer
-from ddp_trainer.launcher.world import leading, state
+from ddp_trainer.launcher.world import lead_timer, leading
 from ddp_trainer.system.logs import end_process
 
 
@@ -37,7 +37,7 @@ def main() -> int:
         bind(server)
 
     for name, seconds in json.loads(waits).items():
-        [module] = (each for each in (lifetime, state) if hasattr(each, name))
+        [module] = (each for each in (lifetime, lead_timer) if hasattr(each, name))
         setattr(module, name, seconds)
     # As in `WorldJob`: pods have addresses, and no names.
     leading.host_of = lambda _, slot: f"127.0.0.{1 + slot}"  # type: ignore[assignment]

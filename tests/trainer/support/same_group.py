@@ -14,7 +14,7 @@ from ddp_trainer.devices.gate import Gate
 from ddp_trainer.library.job import Job
 from ddp_trainer.library.sharded.device_mesh import release_default_group
 from ddp_trainer.process_group.current_assignment import CurrentAssignment
-from ddp_trainer.process_group.world import World
+from ddp_trainer.process_group.world import GroupFormer
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.telemetry.termination import RankReport
@@ -22,7 +22,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 
-class SameGroup(World):
+class SameGroup(GroupFormer):
     """A world that always returns the same group."""
 
     def __init__(self, group: Group, environment: Environment) -> None:
@@ -55,5 +55,5 @@ def job_in(group: Group, options: Options) -> Job:
     """Return a job of a group's ranks that saves nothing."""
     environment = Environment.from_env({**os.environ, "DDP_CHECKPOINT_DIR": ""})
     job = Job(environment, options, RankReport({}, rank=group.rank))
-    job._world = SameGroup(group, environment)
+    job._session.world = SameGroup(group, environment)
     return job

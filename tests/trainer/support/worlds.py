@@ -81,9 +81,9 @@ class WorldPod:
         }
         return self.request("PUT", f"/world{query}", json.dumps(place), token=token)
 
-    def news(self, *, after: int = 0, wait: int = 0) -> Any:
-        """Return the news of the launcher."""
-        status, news = self.request("GET", f"/world?after={after}&wait={wait}")
+    def news(self, *, after: int = 0, wait: int = 0, lead: int = 30) -> Any:
+        """Return the news of the launcher. `lead`: see `LEAD_SECONDS`."""
+        status, news = self.request("GET", f"/world?after={after}&wait={wait}&lead={lead}")
         assert status == 200, news
         return news
 

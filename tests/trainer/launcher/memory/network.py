@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddp_trainer.launcher.memory.copying import Copy
-from ddp_trainer.launcher.memory.group import Group
+from ddp_trainer.launcher.memory.group import GenerationMemory
 from ddp_trainer.launcher.memory.pod_memory import PodMemory
 from ddp_trainer.launcher.memory.protocol.messages import RankReport
-from ddp_trainer.launcher.memory.protocol.peers import Answer, NoAnswerError
+from ddp_trainer.launcher.memory.protocol.peers import NoAnswerError, PeerResponse
 from ddp_trainer.launcher.memory.protocol.requests import MemoryRequests
 from ddp_trainer.launcher.memory.restoring import Restored, Restoring
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
-from ddp_trainer.launcher.world.state import World
+from ddp_trainer.launcher.world.state import GroupState
 from ddp_trainer.memory.volume import Key, SnapshotName
 from ddp_trainer.process_group.admission import Request
 
@@ -37,7 +37,7 @@ class FakeRequest:
     body: bytes
     client_address: tuple[str, int] = ("10.0.0.9", 1)
     headers: Message = field(default_factory=Message)
-    answered: Answer | None = None
+    answered: PeerResponse | None = None
 
     def content(self, *, most: int) -> bytes:
         assert len(self.body) <= most
@@ -49,7 +49,7 @@ class FakeRequest:
         assert content_type
         assert headers
         assert self.answered is None
-        self.answered = Answer(code, content)
+        self.answered = PeerResponse(code, content)
 
 
 class SimulatedPod:
@@ -62,14 +62,14 @@ class SimulatedPod:
         environment = RankEnvironment(
             contract(nodes=job.nodes, local_world_size=job.local_world_size)
         )
-        self.world = World(replace(environment.initial, generation=0, node_rank=None))
+        self.world = GroupState(replace(environment.initial, generation=0, node_rank=None))
         self.memory = PodMemory(
             self.volume, Store(self.volume), self.world, environment, call=job.call
         )
         self.requests = MemoryRequests(self.memory, environment.placement)
 
     @property
-    def group(self) -> Group:
+    def group(self) -> GenerationMemory:
         assert self.memory.group is not None
         return self.memory.group
 
@@ -156,7 +156,7 @@ class SimulatedJob:
         self.created += 1
         return SimulatedPod(self, host, self.folder / host)
 
-    def call(self, host: str, request: Request, most: int) -> Answer:
+    def call(self, host: str, request: Request, most: int) -> PeerResponse:
         """Answer a request as `peers.caller` does."""
         found = [pod for pod in self.pods if pod.host == host]
         lost = self.loses()

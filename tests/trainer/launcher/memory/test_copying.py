@@ -11,7 +11,7 @@ import pytest
 from ddp_trainer.launcher.memory import copying
 from ddp_trainer.launcher.memory.copying import Copy, Copying
 from ddp_trainer.launcher.memory.protocol.messages import MAX_REPORT_BYTES, PIECE_BYTES, Target
-from ddp_trainer.launcher.memory.protocol.peers import Answer, NoAnswerError
+from ddp_trainer.launcher.memory.protocol.peers import NoAnswerError, PeerResponse
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.process_group.admission import Request
 
@@ -29,9 +29,9 @@ class Receiver:
     def __init__(self) -> None:
         self.content = b""
         self.requests: list[str] = []
-        self.refuses: Callable[[Request], Answer | None] = lambda _: None
+        self.refuses: Callable[[Request], PeerResponse | None] = lambda _: None
 
-    def __call__(self, host: str, request: Request, most: int) -> Answer:
+    def __call__(self, host: str, request: Request, most: int) -> PeerResponse:
         assert (host, request.method, most) == ("job-1", "PUT", MAX_REPORT_BYTES)
         assert len(request.body) <= PIECE_BYTES
         self.requests.append(request.target)
@@ -39,7 +39,7 @@ class Receiver:
             return refused
         assert f"offset={len(self.content)}&" in request.target or not request.body
         self.content += request.body
-        return Answer(200, json.dumps({"received": len(self.content)}).encode())
+        return PeerResponse(200, json.dumps({"received": len(self.content)}).encode())
 
 
 class Sender:
@@ -87,14 +87,16 @@ def test_an_interrupted_copy_continues_where_it_stopped(sender: Sender) -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (Answer(507, b"no room\n"), "no room"),
-        (Answer(200, b"{}"), "received"),
-        (Answer(200, b"[]"), "list indices"),
-        (Answer(200, b"x"), "Expecting value"),
-        (Answer(200, b'{"received": 0}'), "does not keep what it receives"),
+        (PeerResponse(507, b"no room\n"), "no room"),
+        (PeerResponse(200, b"{}"), "received"),
+        (PeerResponse(200, b"[]"), "list indices"),
+        (PeerResponse(200, b"x"), "Expecting value"),
+        (PeerResponse(200, b'{"received": 0}'), "does not keep what it receives"),
     ],
 )
-def test_refusals_and_invalid_answers_are_no_copy(sender: Sender, answer: Answer, why: str) -> None:
+def test_refusals_and_invalid_answers_are_no_copy(
+    sender: Sender, answer: PeerResponse, why: str
+) -> None:
     sender.receiver.refuses = lambda _: answer
     assert why in sender.copying.attempt(COPY)
     assert not sender.copying.is_done(COPY)
@@ -129,7 +131,7 @@ def test_refused_copy_is_given_up_in_the_end(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "_GIVE_UP_SECONDS", -1.0)
-    sender.receiver.refuses = lambda _: Answer(507, b"no room")
+    sender.receiver.refuses = lambda _: PeerResponse(507, b"no room")
     sender.copying.start()
     until(lambda: sender.changes > 0, "the copy to be given up")
     assert sender.copying.given_up == {
@@ -144,11 +146,11 @@ def test_refused_copy_is_given_up_in_the_end(
 def test_two_copies_are_sent_at_once(sender: Sender) -> None:
     both, released = threading.Barrier(3), threading.Event()
 
-    def wait(_: Request) -> Answer:
+    def wait(_: Request) -> PeerResponse:
         if not released.is_set():
             both.wait(60)
             released.wait(60)
-        return Answer(507, b"no room")
+        return PeerResponse(507, b"no room")
 
     copies = [Copy(snapshot(5, 0), Target(node_rank=rank, host="job-1")) for rank in range(3)]
     sender.receiver.refuses = wait

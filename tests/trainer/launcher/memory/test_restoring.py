@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from ddp_protocol.message import to_json
 from ddp_trainer.launcher.memory import leading, restoring
 from ddp_trainer.launcher.memory.leading import LeadingMemory
 from ddp_trainer.launcher.memory.own_steps import Pod
@@ -18,12 +19,11 @@ from ddp_trainer.launcher.memory.protocol.messages import (
     Source,
     Stored,
 )
-from ddp_trainer.launcher.memory.protocol.peers import Answer, NoAnswerError
+from ddp_trainer.launcher.memory.protocol.peers import NoAnswerError, PeerResponse
 from ddp_trainer.launcher.memory.restoring import Restored, Restoring, to_rank
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.memory.volume import Key, SnapshotName
 from ddp_trainer.process_group.admission import Request
-from ddp_trainer.telemetry.wire import to_json
 
 from tests.trainer.launcher.memory.files import content_of, snapshot, volume_at
 
@@ -38,7 +38,7 @@ def inventory(node_rank: int, *names: SnapshotName, generation: int = 2) -> Inve
 class TwoPods:
     """Node rank 0 of two pods, and the answers of the other pod in their order."""
 
-    def __init__(self, *answers: Inventory | Answer | None) -> None:
+    def __init__(self, *answers: Inventory | PeerResponse | None) -> None:
         self.answers = list(answers)
         self.leading = LeadingMemory(
             generation=2,
@@ -50,12 +50,16 @@ class TwoPods:
             sleep=lambda _: None,
         )
 
-    def _call(self, host: str, request: Request, most: int) -> Answer:
+    def _call(self, host: str, request: Request, most: int) -> PeerResponse:
         assert (host, request.target, most) == ("job-1", "/memory", MAX_ANSWER_BYTES)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer is None:
             raise NoAnswerError("unreachable")
-        return answer if isinstance(answer, Answer) else Answer(200, to_json(answer).encode())
+        return (
+            answer
+            if isinstance(answer, PeerResponse)
+            else PeerResponse(200, to_json(answer).encode())
+        )
 
     def decide(self) -> Decision:
         assert self.leading.decide(inventory(0, OWN), lambda: True)
@@ -67,8 +71,8 @@ class TwoPods:
 def test_a_pod_may_answer_late_or_be_in_an_earlier_generation_first() -> None:
     pods = TwoPods(
         None,
-        Answer(403, b"no"),
-        Answer(200, b"{"),
+        PeerResponse(403, b"no"),
+        PeerResponse(200, b"{"),
         inventory(1, generation=1),
         inventory(0, OTHER),
         inventory(1, OTHER, generation=3),
@@ -87,7 +91,7 @@ def test_a_silent_pod_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch)
 
 def test_unusable_volume_of_one_pod_prevents_any_restore() -> None:
     unusable = Inventory(generation=2, node_rank=1, usable=False)
-    pods = TwoPods(Answer(200, to_json(unusable).encode()))
+    pods = TwoPods(PeerResponse(200, to_json(unusable).encode()))
     replicated = snapshot(5, 0, replicated=True)
     assert pods.leading.decide(inventory(0, replicated), lambda: True)
     assert pods.leading.decision(range(1)) == Decision(
@@ -155,13 +159,13 @@ class Fetching:
         self.looks += 1
         return self.looks < self.restarts_after
 
-    def _call(self, host: str, request: Request, most: int) -> Answer:
+    def _call(self, host: str, request: Request, most: int) -> PeerResponse:
         self.hosts.append(host)
         assert most == PIECE_BYTES
         path, _, offset = request.target.partition("?offset=")
         for name, content in self.pods.get(host, {}).items():
             if path == f"/memory/{name}":
-                return Answer(200, content[int(offset) : int(offset) + 300])
+                return PeerResponse(200, content[int(offset) : int(offset) + 300])
         raise NoAnswerError("unreachable")
 
 
@@ -238,7 +242,7 @@ def test_pods_ask_for_the_decision_until_it_is_made(tmp_path: Path) -> None:
     waiting = Restoring(
         Pod(generation=2, ranks=range(1), world_size=2),
         Store(volume_at(tmp_path)),
-        lambda *_: Answer(404, b""),
+        lambda *_: PeerResponse(404, b""),
         decide=lambda: answers.pop(0),
         decided=lambda _: None,
         is_current=lambda: True,

@@ -11,17 +11,13 @@ from pathlib import Path
 import pytest
 from ddp_operator.job.failure import symptoms
 from ddp_operator.job.planning.plan import plan
+from ddp_protocol.message import to_json
+from ddp_protocol.progress import CheckpointStatus, Resumption
+from ddp_protocol.world import MESSAGE_BYTES, PodFailure
 from ddp_trainer.launcher.output.last_words import bytes_of, last_words
 from ddp_trainer.launcher.verdict import RankEnd, judge_script
-from ddp_trainer.launcher.world.failure_reports import (
-    MESSAGE_BYTES,
-    Failure,
-    message_of,
-    within_bounds,
-)
-from ddp_trainer.telemetry.status import CheckpointStatus, Resumption
+from ddp_trainer.launcher.world.failure_reports import message_of, within_bounds
 from ddp_trainer.telemetry.termination import TerminationReport
-from ddp_trainer.telemetry.wire import to_json
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -216,8 +212,8 @@ def test_rule_and_class_see_the_exception_of_a_long_traceback() -> None:
 
 
 def test_operator_reads_the_exceptions_of_many_pods() -> None:
-    def failure(number: int, exception: str) -> Failure:
-        return Failure(
+    def failure(number: int, exception: str) -> PodFailure:
+        return PodFailure(
             pod=f"a-job-with-a-long-name-0-{number}-x7k2p",
             node_rank=number,
             generation=3,

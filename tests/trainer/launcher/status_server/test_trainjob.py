@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ddp_protocol.progress import CheckpointStatus
 from ddp_trainer.launcher.status_server import server, trainjob
 from ddp_trainer.settings.environment import Placement
-from ddp_trainer.telemetry.status import CheckpointStatus, Status, StatusFile
+from ddp_trainer.telemetry.status import Status, StatusFile
 
 from tests.ports import free_port
 from tests.trainer.support.pods import TOKEN, contract, job, until
@@ -202,6 +203,13 @@ def test_step_and_time_of_a_report(
     assert (found.step, found.total_steps, found.last_step_time) == (step, total, time)
     if before is AT_FOUR:
         assert (found.loss, found.checkpoint) == (0.5, CheckpointStatus(step=3))
+
+
+def test_accuracy_of_the_newest_evaluation_stays() -> None:
+    evaluated = trainjob.merged(AT_FOUR, 50, {"current_step": 5.0, "eval_accuracy": 0.75}, NOW)
+    later = trainjob.merged(evaluated, 60, {"current_step": 6.0, "loss": 0.25}, NOW)
+    assert later is not None
+    assert (later.accuracy, later.loss) == (0.75, 0.25)
 
 
 def test_numbers_of_a_script_are_bounded() -> None:

@@ -6,11 +6,14 @@ import json
 import os
 import threading
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 import pytest
-from ddp_operator.job.membership.launcher_protocol import (
+from ddp_protocol.message import to_json
+from ddp_protocol.progress import CheckpointStatus
+from ddp_protocol.world import (
+    MESSAGE_BYTES,
+    FailureReport,
     LauncherStatus,
     MemoryReport,
     RestoreDecision,
@@ -18,21 +21,11 @@ from ddp_operator.job.membership.launcher_protocol import (
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.launcher.lifetime import Standing
 from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
-from ddp_trainer.launcher.world import failure_reports
-from ddp_trainer.launcher.world.failure_reports import (
-    Answer,
-    FailureReport,
-    Refusal,
-    answer_of,
-    message_of,
-)
-from ddp_trainer.launcher.world.news import MemoryNews, RestoreNews
+from ddp_trainer.launcher.world.failure_reports import Refusal, ReportResult, answer_of, message_of
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
-from ddp_trainer.launcher.world.state import World
+from ddp_trainer.launcher.world.state import GroupState
 from ddp_trainer.process_group.assignment import Assignment
-from ddp_trainer.telemetry.status import CheckpointStatus
 from ddp_trainer.telemetry.termination import TerminationReport
-from ddp_trainer.telemetry.wire import to_json
 
 from tests.trainer.support.clock import Clock
 from tests.trainer.support.pods import DEADLINE_SECONDS, contract
@@ -52,13 +45,13 @@ REPORT = FailureReport(
 )
 
 
-def number(world: World) -> int:
+def number(world: GroupState) -> int:
     return world.news(after=0, wait_seconds=0).number
 
 
 def test_newer_assignment_of_the_same_attempt_wins() -> None:
     woken: list[None] = []
-    world = World(BORN, wake=lambda: woken.append(None))
+    world = GroupState(BORN, wake=lambda: woken.append(None))
     newer = replace(BORN, generation=6, node_rank=0)
     cases = [
         (replace(BORN, node_rank=0), True, BORN),  # the first one of a generation stays
@@ -81,7 +74,7 @@ def test_newer_assignment_of_the_same_attempt_wins() -> None:
 
 
 def test_within_a_generation_only_the_start_changes() -> None:
-    world = World(BORN)
+    world = GroupState(BORN)
     held = replace(BORN, generation=5, start=False)
     started = replace(held, start=True, master_address="10.0.0.7")
     for place, known in [(held, held), (started, started), (held, started)]:
@@ -90,7 +83,7 @@ def test_within_a_generation_only_the_start_changes() -> None:
 
 
 def test_number_of_the_news_grows_with_each_change() -> None:
-    world = World(BORN)
+    world = GroupState(BORN)
     numbers = [number(world)]
     world.joined()
     numbers.append(number(world))
@@ -107,8 +100,19 @@ def test_number_of_the_news_grows_with_each_change() -> None:
     assert numbers == [1, 2, 3, 4]
 
 
+def test_remark_makes_news_and_ends_with_its_generation() -> None:
+    world = GroupState(BORN)
+    world.set_remark("rank 0 listens at localhost")
+    news = world.news(after=0, wait_seconds=0)
+    assert (news.number, news.remark) == (2, "rank 0 listens at localhost")
+    world.set_remark("rank 0 listens at localhost")
+    assert number(world) == 2
+    world.accept(replace(BORN, generation=5))
+    assert world.news(after=0, wait_seconds=0).remark == ""
+
+
 def test_failure_reports_are_bounded_and_end_with_their_generation() -> None:
-    world = World(BORN)
+    world = GroupState(BORN)
     world.news(after=0, wait_seconds=0)
     for i in range(100):
         assert world.note(replace(REPORT, pod=f"pod-{i}")) is None
@@ -129,6 +133,11 @@ def test_failure_reports_are_bounded_and_end_with_their_generation() -> None:
         "generation": 4,
         "scope": "InPlace",
         "failures": [],
+        "members": "",
+        "led": [],
+        "savedInPod": False,
+        "code": "",
+        "remark": "",
     }
     world.accept(replace(BORN, generation=5))
     assert json.loads(to_json(world.news(after=0, wait_seconds=0)))["failures"] == []
@@ -136,7 +145,7 @@ def test_failure_reports_are_bounded_and_end_with_their_generation() -> None:
 
 def test_failure_reports_without_a_reader_are_refused() -> None:
     clock = Clock(0.0)
-    world = World(BORN, clock=clock)
+    world = GroupState(BORN, clock=clock)
     unread = Refusal(error="the operator does not poll node rank 0 for failures")
     assert world.note(REPORT) == unread
     world.news(after=0, wait_seconds=0)
@@ -155,16 +164,18 @@ def test_failure_reports_without_a_reader_are_refused() -> None:
 
 
 def test_answer_of_each_refusal() -> None:
-    assert answer_of(None, REPORT) == Answer()
-    assert answer_of(Refusal(error="why"), REPORT) == Answer("why")
-    assert answer_of(Refusal(error="why", generation=5), REPORT) == Answer()
-    assert answer_of(Refusal(error="why", generation=3), REPORT) == Answer("why", is_final=False)
+    assert answer_of(None, REPORT) == ReportResult()
+    assert answer_of(Refusal(error="why"), REPORT) == ReportResult("why")
+    assert answer_of(Refusal(error="why", generation=5), REPORT) == ReportResult()
+    assert answer_of(Refusal(error="why", generation=3), REPORT) == ReportResult(
+        "why", is_final=False
+    )
 
 
 def test_only_the_newest_two_wait_for_news() -> None:
     waits: list[threading.Thread] = []
     began = threading.Semaphore(0)
-    world = World(BORN, wake=began.release)
+    world = GroupState(BORN, wake=began.release)
     for _ in range(3):
         options = {"after": 1, "wait_seconds": DEADLINE_SECONDS}
         waits.append(threading.Thread(target=world.news, kwargs=options, daemon=True))
@@ -195,14 +206,14 @@ def test_only_the_newest_two_wait_for_news() -> None:
 def test_invalid_failure_report_is_refused(wrong: dict[str, object], error: str) -> None:
     text = json.loads(to_json(REPORT)) | wrong
     with pytest.raises(ValueError, match=error):
-        FailureReport.parse(json.dumps(text).encode())
+        FailureReport.read(json.dumps(text, ensure_ascii=False).encode())
 
 
 def test_failure_report_survives_json() -> None:
-    assert FailureReport.parse(to_json(REPORT).encode()) == REPORT
+    assert FailureReport.read(to_json(REPORT).encode()) == REPORT
     assert (
-        len(to_json(replace(REPORT, message='"' * failure_reports.MESSAGE_BYTES)).encode())
-        < failure_reports.MAX_BYTES
+        len(to_json(replace(REPORT, message='"' * MESSAGE_BYTES)).encode())
+        < FailureReport.MAX_BYTES
     )
 
 
@@ -212,7 +223,7 @@ def test_message_fits_a_failure_report_and_stays_json(error: str, folder: str) -
     checkpoint = CheckpointStatus(step=7, path=folder) if folder else None
     report = TerminationReport(step=9, error=error or None, exit_code=3, checkpoint=checkpoint)
     text = message_of(report)
-    assert len(text.encode(errors="replace")) <= failure_reports.MESSAGE_BYTES
+    assert len(text.encode(errors="replace")) <= MESSAGE_BYTES
     kept = TerminationReport.from_json(text)
     assert error.startswith(kept.error or "")
     assert len(kept.error or "") >= min(len(error), 20)
@@ -347,8 +358,8 @@ def test_new_files_on_the_pods_disk_are_checkpoints(tmp_path: Path) -> None:
 
 def test_first_checkpoint_in_the_pod_is_in_the_news(tmp_path: Path) -> None:
     local = LocalCheckpoints([str(tmp_path)], since=0.0)
-    world = World(replace(BORN, node_rank=0), local_checkpoints=local)
-    assert "savedInPod" not in json.loads(to_json(world.news(after=0, wait_seconds=0)))
+    world = GroupState(replace(BORN, node_rank=0), local_checkpoints=local)
+    assert json.loads(to_json(world.news(after=0, wait_seconds=0)))["savedInPod"] is False
     threading.Timer(0.2, (tmp_path / "s.pt").write_text, ("a checkpoint",)).start()
     news = world.news(after=1, wait_seconds=DEADLINE_SECONDS)
     assert json.loads(to_json(news))["savedInPod"] is True
@@ -360,7 +371,7 @@ def test_rank_0_with_a_local_checkpoint_leads_no_other_pod(tmp_path: Path) -> No
         clock = Clock(0.0)
         local = LocalCheckpoints([str(tmp_path)], since=0.0)
         place = replace(BORN, node_rank=0, nodes=nodes, members="0-1")
-        world = World(place, clock=clock, local_checkpoints=local)
+        world = GroupState(place, clock=clock, local_checkpoints=local)
         world.news(after=0, wait_seconds=0)
         world.note(REPORT)
         assert world._due_to_lead() is not None
@@ -371,23 +382,19 @@ def test_rank_0_with_a_local_checkpoint_leads_no_other_pod(tmp_path: Path) -> No
 
 def test_the_operator_reads_the_news_of_the_memory() -> None:
     at = "2026-11-21T03:00:00Z"
-    restored = RestoreNews(generation=4, step=35, time=at, reason="none")
-    memory = MemoryNews(step=40, time=at, bytes=4096, copies=1, refusal="full", restored=restored)
-    world = World(BORN)
+    restored = RestoreDecision(generation=4, step=35, time=at, reason="none")
+    memory = MemoryReport(step=40, time=at, bytes=4096, copies=1, refusal="full", restored=restored)
+    world = GroupState(BORN)
     world.memory = lambda: memory
     read = LauncherStatus.read(to_json(world.news(after=0, wait_seconds=0))).memory
-    time = datetime.fromisoformat(at)
-    decision = RestoreDecision(generation=4, step=35, time=time, reason="none")
-    assert read == MemoryReport(
-        step=40, time=time, bytes=4096, copies=1, refusal="full", restored=decision
-    )
+    assert read == memory
 
 
 def test_only_a_new_restore_decision_of_the_memory_makes_news() -> None:
-    world = World(BORN)
+    world = GroupState(BORN)
     assert "memory" not in json.loads(to_json(world.news(after=0, wait_seconds=0)))
     before = number(world)
-    world.memory = lambda: MemoryNews(step=5, time="2026-11-21T03:00:00Z", bytes=4096, copies=1)
+    world.memory = lambda: MemoryReport(step=5, time="2026-11-21T03:00:00Z", bytes=4096, copies=1)
     news = json.loads(to_json(world.news(after=before, wait_seconds=0)))
     assert news["number"] == before
     assert news["memory"] == {
@@ -395,14 +402,16 @@ def test_only_a_new_restore_decision_of_the_memory_makes_news() -> None:
         "time": "2026-11-21T03:00:00Z",
         "bytes": 4096,
         "copies": 1,
+        "refusal": "",
     }
-    restored = RestoreNews(generation=4, time="2026-11-21T03:00:00Z", reason="none is complete")
-    world.memory = lambda: MemoryNews(copies=1, restored=restored)
+    restored = RestoreDecision(generation=4, time="2026-11-21T03:00:00Z", reason="none is complete")
+    world.memory = lambda: MemoryReport(copies=1, restored=restored)
     world.restore_decided()
     news = json.loads(to_json(world.news(after=before, wait_seconds=DEADLINE_SECONDS)))
     assert news["number"] == before + 1
     assert news["memory"] == {
         "copies": 1,
+        "refusal": "",
         "restored": {
             "generation": 4,
             "time": "2026-11-21T03:00:00Z",

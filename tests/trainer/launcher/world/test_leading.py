@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from ddp_trainer.launcher.world.failure_reports import FailureReport
+from ddp_protocol.message import to_json
+from ddp_protocol.world import LEAD_SECONDS, FailureReport
+from ddp_trainer.launcher.status_server.server import serve_status
+from ddp_trainer.launcher.world import state
 from ddp_trainer.launcher.world.leading import Leader, PutResponse, host_of, slots_of
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
-from ddp_trainer.launcher.world.state import LEAD_SECONDS, World
+from ddp_trainer.launcher.world.requests import WorldRequests
+from ddp_trainer.launcher.world.state import GroupState
 from ddp_trainer.process_group.assignment import Assignment
-from ddp_trainer.telemetry.wire import to_json
 
+from tests.flood import connect
+from tests.ports import free_port
 from tests.trainer.support.clock import Clock
-from tests.trainer.support.pods import contract
+from tests.trainer.support.pods import TOKEN, contract, until
+from tests.trainer.support.status_server import Pod
 
 BORN = Assignment(
     job_uid="7d1f",
@@ -43,9 +50,9 @@ class Job:
 
     def __init__(self, *, born: Assignment = BORN) -> None:
         self.clock = Clock(1000.0)
-        self.first = World(born, clock=self.clock)
+        self.first = GroupState(born, clock=self.clock)
         self.others = {
-            f"train-0-{slot}.train": World(replace(born, node_rank=rank, members=""))
+            f"train-0-{slot}.train": GroupState(replace(born, node_rank=rank, members=""))
             for rank, slot in ((1, 1), (2, 7))
         }
         self.calls: list[tuple[str, int, bool]] = []
@@ -82,13 +89,18 @@ class Job:
         generation = self.first.assignment.generation
         assert self.first.note(replace(REPORT, generation=generation)) is None
 
+    def fail_everywhere(self) -> None:
+        """Let the ranks of all pods fail."""
+        for rank, pod in enumerate(("train-0-0", "train-0-1", "train-0-7")):
+            assert self.first.note(replace(REPORT, pod=pod, node_rank=rank)) is None
+
     @property
     def known(self) -> list[tuple[int, int | None, bool]]:
         places = [self.first.assignment, *(world.assignment for world in self.others.values())]
         return [(place.generation, place.node_rank, place.start) for place in places]
 
 
-def is_due(world: World) -> bool:
+def is_due(world: GroupState) -> bool:
     due = world._due_to_lead()
     return due is not None and due <= world._clock()
 
@@ -113,11 +125,11 @@ def test_nobody_leads_with_an_operator_or_without_a_failure() -> None:
 
 def test_launcher_without_an_earlier_operator_or_members_does_not_lead() -> None:
     clock = Clock(1000.0)
-    never_polled = World(BORN, clock=clock)
+    never_polled = GroupState(BORN, clock=clock)
     assert never_polled.note(REPORT) is not None
     not_first, too_old = (
-        World(replace(BORN, node_rank=1), clock=clock),
-        World(replace(BORN, members=""), clock=clock),
+        GroupState(replace(BORN, node_rank=1), clock=clock),
+        GroupState(replace(BORN, members=""), clock=clock),
     )
     for world in (not_first, too_old):
         world.news(after=0, wait_seconds=0)
@@ -132,8 +144,63 @@ def test_failures_long_after_the_last_poll_are_led() -> None:
     job.clock.now += 3600
     assert job.first.note(REPORT) is None
     assert not is_due(job.first), "others may fail a moment later"
-    job.clock.now += 5
+    job.clock.now += 3
     assert is_due(job.first)
+
+
+def test_failures_of_all_pods_are_led_at_once() -> None:
+    job = Job()
+    job.first.news(after=0, wait_seconds=0)
+    job.clock.now += 3600
+    assert job.first.note(REPORT) is None
+    assert not is_due(job.first), "the cause may come from another pod"
+    job.fail_everywhere()
+    assert is_due(job.first)
+
+
+def test_failures_are_led_when_the_operator_breaks_its_promise() -> None:
+    job = Job()
+    job.first.news(after=0, wait_seconds=0, lead_seconds=5)
+    assert job.first.note(REPORT) is None
+    job.clock.now += 4
+    assert not is_due(job.first)
+    job.first.news(after=0, wait_seconds=0, lead_seconds=5)
+    job.clock.now += 4
+    assert not is_due(job.first), "it has asked again"
+    job.clock.now += 1
+    assert is_due(job.first)
+
+
+def test_awaited_start_is_led_as_late_as_without_a_promise() -> None:
+    job = Job()
+    job.first.news(after=0, wait_seconds=0, lead_seconds=5)
+    job.first.accept(replace(BORN, generation=5, start=False))
+    job.clock.now += LEAD_SECONDS - 1
+    assert not is_due(job.first), "the operator may have a reason to wait"
+    job.clock.now += 1
+    assert is_due(job.first)
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_answer_that_nobody_receives_is_no_sign_of_an_operator(
+    hangs_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_LOOK_SECONDS", 0.05)
+    job = Job()
+    environment = RankEnvironment({**contract(), "DDP_STATUS_PORT": "1", "DDP_GENERATION": "4"})
+    requests, port = WorldRequests(job.first, environment), free_port()
+    serve_status(port, tmp_path / "status.json", Pod(), environment.placement, world=requests)
+    with connect(port) as operator:
+        head = f"GET /world?after=1&wait=20&lead=5 HTTP/1.0\r\nAuthorization: Bearer {TOKEN}"
+        operator.sendall(f"{head}\r\n\r\n".encode())
+        until(lambda: bool(job.first._waiting), "the request to wait")
+        job.clock.now += 20
+        if hangs_up:
+            operator.close()
+            until(lambda: not job.first._waiting, "the launcher to notice")
+        job.fail_everywhere()
+        until(lambda: not job.first._waiting, "the answer")
+        assert is_due(job.first) is hangs_up
 
 
 def test_restart_without_its_operator_is_led() -> None:
@@ -173,7 +240,7 @@ def test_led_generations_are_reported_until_the_operator_confirms() -> None:
     accepted = replace(BORN, generation=6, leader="train-0-0")
     assert job.first.accept(accepted)
     after = json.loads(to_json(job.first.news(after=0, wait_seconds=0)))
-    assert "led" not in after
+    assert after["led"] == []
     assert [each["generation"] for each in after["failures"]] == [6]
     assert after["number"] > news["number"]
     assert not job.first.is_led
@@ -252,6 +319,7 @@ def test_decision_of_the_operator_meanwhile_wins() -> None:
         ({"leader": "train-0-0"}, True),
         ({"leader": "train-0-0", "start": False}, True),
         ({"leader": "train-0-0", "members": "0-1,8"}, False),
+        ({"leader": "train-0-0", "code": "aaaaaaaaaaaa-0001"}, False),
         ({"leader": "train-0-8"}, False),
         ({"leader": ""}, False),
         ({"leader": "train-0-8", "led": True}, False),
@@ -261,7 +329,7 @@ def test_decision_of_the_operator_meanwhile_wins() -> None:
 def test_led_generation_is_confirmed_only_unchanged(
     changes: dict[str, object], accepted: bool
 ) -> None:
-    world = World(BORN)
+    world = GroupState(BORN)
     led = replace(BORN, generation=5, leader="train-0-0", led=True)
     assert world.accept(led)
     assert world.accept(replace(BORN, **{"generation": 5, **changes})) is accepted  # type: ignore[arg-type]
@@ -283,7 +351,7 @@ def test_generations_that_fail_at_once_back_off() -> None:
         waits.append(due - job.clock.now)
         job.clock.now = due
         assert job.leader.lead(job.first.wait_to_lead())
-    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300, 300, 5]
+    assert waits == [3, 6, 12, 24, 48, 96, 192, 300, 300, 300, 3]
 
 
 def test_members_are_read_from_the_environment() -> None:

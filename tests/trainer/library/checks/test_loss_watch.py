@@ -14,11 +14,11 @@ from tests.trainer.support.poisoned import BAD_SAMPLE
 def test_the_first_loss_that_is_not_finite_is_found() -> None:
     watch = LossWatch()
     assert watch.first(0) is None
-    watch.note(1, [torch.tensor(0.5), 0.25], [4, 5])
-    watch.note(2, [], [6])
+    watch.note((1, [torch.tensor(0.5), 0.25], [4, 5]))
+    watch.note((2, [], [6]))
     assert watch.first(0) is None
-    watch.note(3, [0.5, torch.tensor(float("inf"))], range(100, 164))
-    watch.note(4, [float("nan")], [9])
+    watch.note((3, [0.5, torch.tensor(float("inf"))], range(100, 164)))
+    watch.note((4, [float("nan")], [9]))
     found = watch.first(2)
     assert found == NonFinite(3, 2, "inf", list(range(100, 110)), 64)
     assert str(found) == (

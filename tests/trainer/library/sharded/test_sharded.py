@@ -278,5 +278,5 @@ def test_a_sharded_job_that_ends_releases_its_group() -> None:
         for (inputs,) in job.batches(loader()):
             net(inputs).sum().backward()
             job.step()
-        group = weakref.ref(job._formation.group)
+        group = weakref.ref(job._session.formation.group)
     assert group() is None

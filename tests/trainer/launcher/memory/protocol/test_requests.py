@@ -9,22 +9,22 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+from ddp_protocol.message import to_json
 from ddp_trainer.launcher.memory import leading
-from ddp_trainer.launcher.memory.group import Group
+from ddp_trainer.launcher.memory.group import GenerationMemory
 from ddp_trainer.launcher.memory.leading import LeadingMemory
 from ddp_trainer.launcher.memory.pod_memory import PodMemory
 from ddp_trainer.launcher.memory.protocol import requests
 from ddp_trainer.launcher.memory.protocol.messages import PIECE_BYTES, KeysReport, RankReport
-from ddp_trainer.launcher.memory.protocol.peers import Answer, NoAnswerError, caller
+from ddp_trainer.launcher.memory.protocol.peers import NoAnswerError, PeerResponse, caller
 from ddp_trainer.launcher.memory.protocol.requests import MemoryRequests
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.launcher.status_server.server import serve_status
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
-from ddp_trainer.launcher.world.state import World
+from ddp_trainer.launcher.world.state import GroupState
 from ddp_trainer.memory.volume import Volume
 from ddp_trainer.process_group.admission import Request
 from ddp_trainer.settings.environment import Placement
-from ddp_trainer.telemetry.wire import to_json
 
 from tests.flood import connect
 from tests.ports import free_port
@@ -41,12 +41,12 @@ class Served:
     """A pod's launcher."""
 
     volume: Volume
-    world: World
+    world: GroupState
     memory: PodMemory
     placement: Placement
 
     @property
-    def group(self) -> Group:
+    def group(self) -> GenerationMemory:
         assert self.memory.group is not None
         return self.memory.group
 
@@ -55,7 +55,7 @@ class Served:
         assert self.group.leading is not None
         return self.group.leading
 
-    def ask(self, method: str, target: str, body: bytes = b"", *, token: str = "") -> Answer:
+    def ask(self, method: str, target: str, body: bytes = b"", *, token: str = "") -> PeerResponse:
         placement = replace(self.placement, token=token) if token else self.placement
         request = Request(method=method, target=target, body=body)
         return caller(placement)("127.0.0.1", request, PIECE_BYTES)
@@ -81,7 +81,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
     port = free_port()
     variables = contract(nodes=2) | {"DDP_STATUS_PORT": str(port), "DDP_MEMBERS": "0-1"}
     environment = RankEnvironment(variables | {"MASTER_ADDR": "job-0"})
-    world = World(environment.initial)
+    world = GroupState(environment.initial)
     volume = volume_at(tmp_path / "memory", size=4 * LARGE)
     placement = environment.placement
     memory = PodMemory(volume, Store(volume), world, environment, call=caller(placement))
@@ -214,7 +214,7 @@ def test_rank_waits_for_the_decision(pod: Served, monkeypatch: pytest.MonkeyPatc
         assert json.loads(answer.body)["reason"]
     monkeypatch.setattr(requests, "_WAIT_SECONDS", 60.0)
     pod.leading._hosts = ["job-0"]  # as if the other were unknown
-    answers: list[Answer] = []
+    answers: list[PeerResponse] = []
     asks = threading.Thread(
         target=lambda: answers.append(pod.ask("POST", "/memory/restore", json.dumps(body).encode()))
     )
@@ -238,7 +238,7 @@ def test_pod_without_its_volume_reports_that(tmp_path: Path) -> None:
     unusable = MemoryRequests(None, placement)
     assert serve_status(port, tmp_path / "status.json", Pod(), placement, memory=unusable)
 
-    def ask(method: str, target: str) -> Answer:
+    def ask(method: str, target: str) -> PeerResponse:
         return caller(placement)("127.0.0.1", Request(method=method, target=target), 1000)
 
     assert json.loads(ask("GET", "/memory").body)["usable"] is False
@@ -265,7 +265,7 @@ def test_the_news_name_the_newest_complete_step(pod: Served) -> None:
     pod.memory.turn(0.0)
     news = pod.memory.news()
     assert news is not None
-    assert (news.step, news.bytes, news.copies, news.refusal) == (5, 1000, 1, None)
+    assert (news.step, news.bytes, news.copies, news.refusal) == (5, 1000, 1, "")
     assert news.time is not None
     assert news.restored is not None
     assert (news.restored.step, news.restored.reason) == (None, "no pod has a snapshot")
@@ -280,7 +280,7 @@ def test_the_news_name_pods_that_never_save(pod: Served, monkeypatch: pytest.Mon
     pod.memory.turn(0.0)
     news = pod.memory.news()
     assert news is not None
-    assert news.refusal is None
+    assert news.refusal == ""
     monkeypatch.setattr(leading, "_LATE_SECONDS", 0.0)
     assert pod.memory.news() == replace(
         news,
