@@ -26,8 +26,8 @@ from statistics import median
 from typing import Any
 
 from ddp_operator.engine.engine import Engine
+from ddp_operator.engine.trainers.requests import HttpTrainers
 from ddp_operator.ports import Key, Manifest
-from ddp_operator.trainers import HttpTrainers
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
 from tests.bench.server.control_plane import say

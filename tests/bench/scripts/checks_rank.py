@@ -24,7 +24,7 @@ from ddp_trainer.telemetry.termination import RankReport
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.bench.scripts.bare_ddp import Moment, now
+from tests.bench.scripts.clocks import Moment, now
 
 FLAGS = {
     "replicas": "--verify-replicas=1",
@@ -47,6 +47,16 @@ class TimedJob(Job):
         self.steps: list[Moment] = []
         self._last: Moment | None = None
         self._counted = 0
+        steps, loop = self._steps, self._loop
+        verify, knows_losses, probe = steps.verify, steps._knows_losses, loop._probe
+
+        def timed_probe(*arguments: Any) -> Iterator[Any]:
+            with self._timed("gradients"):
+                yield from probe(*arguments)
+
+        steps.verify = self._timed("replicas")(verify)  # type: ignore[method-assign]
+        steps._knows_losses = self._timed("losses")(knows_losses)  # type: ignore[method-assign]
+        loop._probe = timed_probe  # type: ignore[assignment, method-assign]
 
     def step(self, *arguments: Any, **options: Any) -> bool:
         taken = super().step(*arguments, **options)
@@ -58,18 +68,6 @@ class TimedJob(Job):
                 self.steps.append(present)
             self._last, self._counted = now(), len(self.checks)
         return taken
-
-    def _verify(self, *arguments: Any, **options: Any) -> bool:
-        with self._timed("replicas"):
-            return super()._verify(*arguments, **options)
-
-    def _knows_losses(self, *arguments: Any) -> bool:
-        with self._timed("losses"):
-            return super()._knows_losses(*arguments)
-
-    def _probe(self, *arguments: Any) -> Iterator[Any]:
-        with self._timed("gradients"):
-            yield from super()._probe(*arguments)
 
     @contextmanager
     def _timed(self, check: str) -> Iterator[None]:

@@ -69,11 +69,6 @@ class BareClient:
         content_type = "application/strategic-merge-patch+json"
         await self._request("PATCH", path, json.dumps(change).encode(), content_type=content_type)
 
-    async def merge(self, path: str, change: dict[str, Any]) -> None:
-        """Change an object by a merge patch, the only one that custom resources know."""
-        content_type = "application/merge-patch+json"
-        await self._request("PATCH", path, json.dumps(change).encode(), content_type=content_type)
-
     async def delete(self, path: str) -> None:
         """Delete an object."""
         await self._request("DELETE", path, expected=(200, 202))

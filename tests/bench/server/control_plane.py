@@ -10,7 +10,6 @@ from ddp_operator.api.constants import GROUP, PLURAL, VERSION
 from ddp_operator.api.schema.crd import custom_resource_definition
 
 from tests.bench.benchmark import BenchmarkError
-from tests.bench.server import workload
 from tests.bench.server.client import BareClient, wait_for
 from tests.cluster import ControlPlane, control_plane
 
@@ -38,18 +37,6 @@ def jobs_path(namespace: str) -> str:
 def pods_path(namespace: str) -> str:
     """Return the path of a namespace's pods."""
     return f"/api/v1/namespaces/{namespace}/pods"
-
-
-async def wait_until_serving(client: BareClient, namespace: str, alive: Callable[[], None]) -> None:
-    """Wait until the operator answers a job that asks for nothing."""
-    path = jobs_path(namespace)
-    await client.create(path, workload.job(namespace, "canary", replicas=1, suspend=True))
-
-    async def answered() -> bool:
-        status = (await client.get(f"{path}/canary")).get("status") or {}
-        return bool(status.get("phase") == "Suspended")
-
-    await wait_for(answered, what="the operator serves", interval_seconds=0.1, alive=[alive])
 
 
 async def pods_exist(

@@ -5,7 +5,6 @@ from collections import Counter
 from typing import Self
 
 _WRITES = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})
-_READS = frozenset({"GET", "LIST"})
 # What happens for the sake of no job: events are a courtesy, leases a heartbeat.
 _EVENTS = "events"
 _LEASES = "leases"
@@ -29,10 +28,6 @@ class Requests(Counter[tuple[str, str]]):
         return type(self)(
             {(v, r): n for (v, r), n in self.items() if v in _WRITES and r not in left_out}
         )
-
-    def reads(self) -> Self:
-        """Return the requests that read something once; watches are not among them."""
-        return type(self)({(v, r): n for (v, r), n in self.items() if v in _READS and r != _LEASES})
 
 
 def parse_requests(text: str) -> Requests:

@@ -1,9 +1,8 @@
 """Nodes that are none: they report of pods what a kubelet would, and run nothing."""
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -11,19 +10,18 @@ from typing import Any
 from ddp_operator.api.values.bounded import format_time
 
 from tests.bench.benchmark import BenchmarkError
-from tests.bench.server.client import IN_FLIGHT, BareClient, wait_for
+from tests.bench.server.client import IN_FLIGHT, BareClient
 from tests.bench.server.control_plane import pods_path
 
 Manifest = dict[str, Any]
 
 
 class SimulatedNodes:
-    """Runs all pods of a namespace, as soon as they exist; made by `simulated_nodes`."""
+    """Runs all pods of a namespace, as soon as they exist; made by `nodes_of`."""
 
-    def __init__(self, client: BareClient, namespace: str, *, bind: bool) -> None:
+    def __init__(self, client: BareClient, namespace: str) -> None:
         self._client = client
         self._path = pods_path(namespace)
-        self._bind = bind
         self._created: asyncio.Queue[Manifest] = asyncio.Queue()
         self._failed: BaseException | None = None
         self.seen: dict[str, float] = {}
@@ -37,15 +35,6 @@ class SimulatedNodes:
         """Raise what has gone wrong in the background."""
         if self._failed is not None:
             raise BenchmarkError(f"the simulated nodes: {self._failed!r}") from self._failed
-
-    async def wait_until_seen(self, name: str, *, alive: Callable[[], None]) -> float:
-        """Wait until the watch has reported this pod; return when it did."""
-
-        async def seen() -> bool:
-            return name in self.seen
-
-        await wait_for(seen, what=name, interval_seconds=0.005, alive=[self.check, alive])
-        return self.seen[name]
 
     async def fail(self, pod: str, *, exit_code: int = 1) -> None:
         """Report that the container of a running pod has ended."""
@@ -64,11 +53,6 @@ class SimulatedNodes:
     async def _run_pods(self) -> None:
         while True:
             name = (await self._created.get())["metadata"]["name"]
-            if self._bind:
-                target = {"apiVersion": "v1", "kind": "Node", "name": "node"}
-                binding = {"apiVersion": "v1", "kind": "Binding", "target": target}
-                body = json.dumps(binding | {"metadata": {"name": name}}).encode()
-                await self._client.post(f"{self._path}/{name}/binding", body)
             await self._report(
                 name, phase="Running", ready=True, state={"running": {"startedAt": _now()}}
             )
@@ -103,14 +87,9 @@ class SimulatedNodes:
 
 
 @asynccontextmanager
-async def simulated_nodes(
-    client: BareClient, namespace: str, *, bind: bool
-) -> AsyncIterator[SimulatedNodes]:
-    """Run a namespace's pods for the length of an `async with` block.
-
-    With `bind` each is given a node first, so that it lives on, terminating, after its deletion.
-    """
-    nodes = SimulatedNodes(client, namespace, bind=bind)
+async def _simulated_nodes(client: BareClient, namespace: str) -> AsyncIterator[SimulatedNodes]:
+    """Run a namespace's pods for the length of an `async with` block."""
+    nodes = SimulatedNodes(client, namespace)
     async with client.watch(pods_path(namespace)) as events:
         working = asyncio.create_task(nodes.work(events))
         try:
@@ -127,7 +106,7 @@ async def nodes_of(
 ) -> AsyncIterator[list[SimulatedNodes]]:
     """Run the pods of several namespaces, unbound: no kubelet would end their termination."""
     async with AsyncExitStack() as stack:
-        nodes = [simulated_nodes(client, namespace, bind=False) for namespace in namespaces]
+        nodes = [_simulated_nodes(client, namespace) for namespace in namespaces]
         yield [await stack.enter_async_context(one) for one in nodes]
 
 

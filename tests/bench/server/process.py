@@ -46,10 +46,6 @@ class ControllerProcess:
             name = self._log.name
             raise BenchmarkError(f"{name}: it ended ({self._process.returncode}): {last}")
 
-    def peak_memory_mb(self) -> float:
-        """Return the most memory that was ever resident, in MB (10^6 bytes)."""
-        return memory_mb(self._process.pid, "VmHWM")
-
     def memory_mb(self) -> float:
         """Return the memory that is resident now, in MB (10^6 bytes)."""
         return memory_mb(self._process.pid, "VmRSS")
@@ -59,37 +55,22 @@ class ControllerProcess:
         return cpu_seconds(self._process.pid)
 
 
-class OperatorProcess(ControllerProcess):
-    """A running operator; made by `running_operator`."""
-
-    def troubles(self) -> list[str]:
-        """Return the warnings and errors that it has logged."""
-        lines = self._log.read_text(errors="replace").splitlines()
-        return [line for line in lines if " WARNING " in line or " ERROR " in line]
-
-
 @contextmanager
-def running_operator(kubeconfig: Path, *, log: Path) -> Iterator[OperatorProcess]:
+def running_operator(kubeconfig: Path, *, log: Path) -> Iterator[ControllerProcess]:
     """Run the operator for the length of a `with` block."""
     command = [sys.executable, "-m", "ddp_operator", "run"]
     command += ["--kubeconfig", str(kubeconfig), "--health-port", "0", "--metrics-port", "0"]
-    with _process(command, log=log) as process:
-        yield OperatorProcess(process, log)
+    with running_program(command, log=log) as process:
+        yield process
 
 
 @contextmanager
 def running_program(command: Sequence[str | Path], *, log: Path) -> Iterator[ControllerProcess]:
     """Run a controller for the length of a `with` block."""
-    with _process(command, log=log) as process:
-        yield ControllerProcess(process, log)
-
-
-@contextmanager
-def _process(command: Sequence[str | Path], *, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        yield process
+        yield ControllerProcess(process, log)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

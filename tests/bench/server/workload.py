@@ -16,7 +16,6 @@ def job(
     name: str,
     *,
     replicas: int,
-    suspend: bool = False,
     scope: str = "Pod",
 ) -> Manifest:
     """Return a job with about as much in its template as a real one has."""
@@ -27,7 +26,6 @@ def job(
         "spec": {
             "replicas": replicas,
             "backend": "gloo",
-            "suspend": suspend,
             # No kubelet ends the old pods, and how long one takes is not the operator's doing.
             "restart": {"scope": scope, "replaceWhen": "Terminating"},
             "checkpoint": {"persistentVolumeClaim": "checkpoints"},

@@ -7,18 +7,27 @@ shares, and with one or two logical shards to each, which are summed in one orde
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from tests.bench.benchmark import Outcome, Settings, spread
 from tests.bench.scripts.elastic_rank import KINDS
 from tests.bench.scripts.ranks import RANKS, results_of
-from tests.bench.trainer.loop import Shape
 
 Round = dict[str, dict[str, float]]
 """Kind → clock → milliseconds a step."""
 
 ROUNDS = 3
 """In each repetition."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The workload, and the number of steps at a time."""
+
+    workload: str
+    steps: int
 
 
 SHAPES = (Shape("digits", 100), Shape("gpt", 25))

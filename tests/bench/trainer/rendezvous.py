@@ -41,7 +41,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Meeting:
+class GroupFormer:
     """One group."""
 
     requests_a_second: float
@@ -83,7 +83,7 @@ def measure(settings: Settings) -> Outcome:
     return Outcome("\n".join(lines), found)
 
 
-def _meet(size: int, names: Path) -> Meeting:
+def _meet(size: int, names: Path) -> GroupFormer:
     pipes = [os.pipe() for _ in range(3)]
     readers, (last, again, watch) = [one[0] for one in pipes], [one[1] for one in pipes]
     command = [sys.executable, "-m", "tests.bench.scripts.rendezvous_members", str(size)]
@@ -120,7 +120,7 @@ def _meet(size: int, names: Path) -> Meeting:
         process.wait()
         for fd in (*readers, last, again, watch):
             os.close(fd)
-    return Meeting(
+    return GroupFormer(
         requests_a_second=mean(one["requests"] / one["seconds"] for one in waited),
         to_meet=max(one["time"] for one in met) - began,
         to_meet_again=max(one["time"] for one in met_again) - began_again,
