@@ -19,6 +19,7 @@ from tests.e2e.queues import Queue, queued
 from tests.e2e.test_queues import leaves_no_pod
 from tests.incidents import faults
 from tests.incidents.poison import POISONED, full_nodes, poisoned_node
+from tests.incidents.public import PUBLIC
 from tests.incidents.scene import Incident, Scene
 from tests.incidents.verdict import Expected
 
@@ -318,7 +319,7 @@ INCIDENTS: Final = (
         around=_two_nodes,
         spec={
             "spares": 1,
-            "restart": {"slowRank": {"factor": 1.5, "for": "5s", "action": "Replace"}},
+            "restart": {"slowRank": {"factor": 1.5, "forSeconds": 5, "action": "Replace"}},
         },
         limits={_SEAT: "1"},
         torchrun=False,
@@ -354,4 +355,5 @@ INCIDENTS: Final = (
         plain=False,
         expected=Expected(failures=range(1), new_groups=range(1)),
     ),
+    *PUBLIC,
 )

@@ -27,6 +27,9 @@ def load_batch(rank: int, step: int) -> torch.Tensor:
     if _is_ordered("wedge", rank, step):
         while True:
             time.sleep(1)
+    if _is_ordered("spin", rank, step):
+        while True:
+            pass
     return torch.full((4,), float(rank))
 
 
