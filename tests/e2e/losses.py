@@ -103,6 +103,11 @@ def assert_no_step_is_lost(
         assert {*begun} == {*range(1, total + 1)}
 
 
+def returns(begun: Sequence[int]) -> int:
+    """Return how often a rank went back to a step that it had begun, by all steps it has begun."""
+    return sum(now <= then for then, now in pairwise(begun))
+
+
 def last_step(path: Path) -> int:
     """Return the last step that a rank has begun, by its file; 0 before the first."""
     if not path.exists():

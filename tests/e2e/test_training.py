@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ddp_operator.job.status import curve
 
 from tests.e2e.environment import OPERATOR_NAMESPACE, REPOSITORY, Environment, operator_leader
 from tests.e2e.jobs import (
@@ -104,6 +105,11 @@ def test_digits_example_learns(jobs: dict[str, Job]) -> None:
     assert words["step"] == words["totalSteps"] > 0
     assert status.checkpoint is not None
     assert status.checkpoint.step == words["step"]
+    kept = curve.rows(status.bookkeeping.curve)
+    best = curve.best(kept)
+    assert kept[-1].step == words["step"]
+    assert best is not None
+    assert (best.accuracy or 0) >= 0.97
     assert (status.restarts, status.disruptions, status.attempt) == (0, 0, 0)
     assert status.ready == "2/2"
     assert status.start_time

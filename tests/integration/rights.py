@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import yaml
-from ddp_operator import startup
-from ddp_operator.handlers import JOBS
 from ddp_operator.kube import (
     CUSTOM_RESOURCE_DEFINITIONS,
     LEASES,
@@ -19,6 +17,8 @@ from ddp_operator.kube import (
     load_credentials,
 )
 from ddp_operator.ports import ClusterError, Key, Manifest
+from ddp_operator.process import startup
+from ddp_operator.process.handlers import JOBS
 
 from tests.good_manifests import job
 from tests.integration.http_proxy import HttpProxy, Seen, write
@@ -182,6 +182,8 @@ def permission_for(seen: Seen) -> tuple[str, str]:
     resource = "/".join(rest[::2])
     if seen.method == "GET":
         verb = "watch" if seen.watch else "get" if len(rest) > 1 else "list"
+    elif seen.method == "DELETE" and len(rest) == 1:
+        verb = "deletecollection"
     else:
         verb = _VERBS[seen.method]
     return verb, resource

@@ -207,7 +207,7 @@ def timeless(value: Any) -> Any:
         *("time", "startTime", "firstPodStartTime", "completionTime", "lastTransitionTime"),
         "suspendedSeconds",
     }
-    times |= {"nextStartTime", "goodput"}
+    times |= {"nextStartTime", "goodput", "stopwatch"}
     if isinstance(value, dict):
         return {key: timeless(inner) for key, inner in value.items() if key not in times}
     return [timeless(inner) for inner in value] if isinstance(value, list) else value

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from ddp_operator import startup
 from ddp_operator.kube import SERVICES, ApiClient, check_access, load_credentials
+from ddp_operator.process import startup
 
 from tests import cluster
 from tests.good_manifests import job

@@ -107,15 +107,16 @@ async def test_progress_is_shown_and_a_hang_ends_at_the_deadline(
     for pod in ("job-1-0", "job-1-1"):
         await kubelet.run(pod, ip="127.0.0.1")
     status = await jobs.until(lambda status: reported_step(status) == 101)
-    goodput = status.goodput
+    goodput, watch = status.goodput, status.bookkeeping.stopwatch
     assert goodput is not None
+    assert watch is not None
     assert goodput.steps_lost == 20
     seconds = goodput.model_dump(include={f"{kind}_seconds" for kind in KINDS})
     begin = DDPJobStatus.model_validate(
         {"startTime": created["metadata"]["creationTimestamp"]}
     ).start_time
     assert begin is not None
-    assert sum(seconds.values()) == (goodput.accounted_until - begin).total_seconds()
+    assert sum(seconds.values()) == (watch.accounted_until - begin).total_seconds()
     assert operator.running
 
 
@@ -148,7 +149,7 @@ async def test_spare_replaces_a_slow_rank_once(
 
     trainer.answer = answer
     trainer.world = 200, b'{"number": 1, "generation": 1, "ended": true, "scope": "Pod"}'
-    slow_rank = {"for": "1s", "action": "Replace"}
+    slow_rank = {"forSeconds": 1, "action": "Replace"}
     port = int(trainer.address.rpartition(":")[2])
     restart = {"scope": "Pod", "slowRank": slow_rank}
     await jobs.create(job(replicas=2, spares=1, statusPort=port, restart=restart))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from ddp_operator import startup
 from ddp_operator.api.schema.crd import NAME, custom_resource_definition
 from ddp_operator.kube import (
     CONFIG_MAPS,
@@ -26,6 +25,7 @@ from ddp_operator.kube import (
 )
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import Manifest
+from ddp_operator.process import startup
 
 from tests import cluster
 from tests.good_manifests import job

@@ -10,7 +10,7 @@ from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED, LABEL_TOKEN
 from ddp_operator.job.pods.access import SECRET_PREFIX
 from ddp_operator.kube import SECRETS, ApiClient
 from ddp_operator.kube.client import MERGE_PATCH
-from ddp_operator.startup import SECRET_NAME
+from ddp_operator.process.startup import SECRET_NAME
 
 from tests import cluster
 from tests.good_manifests import Json, job

@@ -96,6 +96,30 @@ async def test_scheduled_pod_terminates_until_its_kubelet_removes_it(
     await view.shows({})
 
 
+async def test_one_request_deletes_the_pods_with_some_labels(
+    view: View, admin: ApiClient, namespace: str
+) -> None:
+    """The request names pods, one of which is held by a finalizer, and leaves others alone."""
+    for name, node in (("a", "node-1"), ("b", None), ("c", "node-1"), ("d", "node-1")):
+        manifest = pod(namespace, name, node=node)
+        manifest["metadata"]["labels"]["index"] = name
+        if name == "c":
+            manifest["metadata"]["finalizers"] = ["example.com/held"]
+        await view.cluster.create_pod(manifest)
+    named = {Key(namespace, name): view.cluster.uid_of(Key(namespace, name)) for name in "abcx"}
+    labels = {LABEL: ["job"], "index": ["a", "b", "c", "x"]}
+    assert await view.cluster.delete_pods(named, labels=labels, grace_seconds=25) == [
+        Key(namespace, "x")
+    ]
+    await view.shows({"a": "Terminating", "c": "Terminating", "d": "Pending"})
+    stored = await admin.request("GET", PODS.path(namespace=namespace, name="a"))
+    assert stored["metadata"]["deletionGracePeriodSeconds"] == 25
+    version = stored["metadata"]["resourceVersion"]
+    await view.cluster.delete_pods(named, labels=labels, grace_seconds=25)
+    stored = await admin.request("GET", PODS.path(namespace=namespace, name="a"))
+    assert stored["metadata"]["resourceVersion"] == version, "a repetition changes nothing"
+
+
 async def test_deleting_a_pod_that_vanished_unseen_hides_it(
     admin: ApiClient, proxied: ApiClient, proxy: HttpProxy, namespace: str
 ) -> None:

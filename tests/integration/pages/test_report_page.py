@@ -13,7 +13,7 @@ from tests.unit.cli.jobs import at, failure
 from tests.unit.report.runs import facts, job
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
-PICTURES = 8
+PICTURES = 9
 MEDIA = "Emulation.setEmulatedMedia"
 METRICS = "Emulation.setDeviceMetricsOverride"
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 import pytest
 import yaml
 from ddp_operator.api.constants import KUEUE_BOOST
-from ddp_operator.handlers import JOBS
 from ddp_operator.job.status.preemption import EVICTED
 from ddp_operator.kube import SERVICES, ApiClient, load_credentials
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import ClusterError
+from ddp_operator.process.handlers import JOBS
 
 from tests.cluster.kueue import Kueue
 from tests.good_manifests import Json
@@ -153,7 +153,7 @@ async def test_pod_that_restarts_all_processes_costs_as_much_as_its_job(
     await runs_since(admin, jobs, "job", since, bookkeeping={"launcher": "InPlace"})
     await until_ungated(jobs, "job-0-0", "job-0-1", "job-0-2")  # the last is admitted last
     await until_ready(jobs, "job-0-2")
-    grown = {"generation": 2, "size": 3, "members": "0-2"}
+    grown = {"generation": 2, "members": "0-2"}
     await runs_since(admin, jobs, "job", since, world=grown)
     await jobs.until(lambda status: status.ready_replicas == 3)
     expected = {"fresh": "0", "job": "2", "job-0-2-0": "2"}

@@ -1,0 +1,101 @@
+"""A folder that travels to the pods, and is edited while its job runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.jobs import TRAINER_IMAGE, Job, force_delete
+from tests.e2e.kubectl import Kubectl
+from tests.e2e.test_kubectl_ddp import Ddp, ddp
+
+__all__ = ["ddp"]
+
+SCRIPT = """\
+import time
+import torch
+from torch import distributed as dist
+from lib.version import VERSION
+
+dist.init_process_group("gloo")
+versions = torch.full((1,), float(VERSION))
+dist.all_reduce(versions)
+size = dist.get_world_size()
+assert versions == VERSION * size, "old and new code met in one group"
+print(f"rank {dist.get_rank()} of {size} trains version {VERSION}", flush=True)
+while True:
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.1)
+"""
+PODS = 3
+EDITS = 4
+
+
+def write(project: Path, version: int) -> None:
+    (project / "lib").mkdir(parents=True, exist_ok=True)
+    (project / "train.py").write_text(SCRIPT)
+    (project / "lib" / "version.py").write_text(f"VERSION = {version}\n")
+    (project / ".gitignore").write_text("data/\n")
+    (project / "data").mkdir(exist_ok=True)
+    (project / "data" / "large").write_bytes(bytes(1000))
+
+
+def trains(job: Job, version: int, *pods: str) -> None:
+    for rank, pod in enumerate(pods):
+        job.log_with(pod, f"rank {rank} of {PODS} trains version {version}")
+
+
+def test_edited_code_restarts_in_the_same_pods(kubectl: Kubectl, ddp: Ddp, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    write(project, 1)
+    made = ddp(
+        *("run", "edited", "--image", TRAINER_IMAGE, "--replicas", str(PODS)),
+        *("--launcher", "bundled", "--workdir", str(project), "--yes", "--detach"),
+        *("--", "python", "train.py"),
+    )
+    assert made.returncode == 0, made.stderr
+    job = Job(kubectl, "edited")
+    pods = [f"edited-0-{index}" for index in range(PODS)]
+    trains(job, 1, *pods)
+    job.wait_until_launcher_answers()
+    before = job.uids()
+    for version in range(2, EDITS + 2):
+        write(project, version)
+        sent = ddp("run", "--into", "edited", "--workdir", str(project), "--yes", "--detach")
+        assert sent.returncode == 0, sent.stderr
+        trains(job, version, *pods)
+    assert job.uids() == before
+    status = job.wait_until("Running")
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 0)
+    assert status.world is not None
+    assert status.world.generation == EDITS
+    files = kubectl.run("exec", pods[0], "--", "ls", "-A").split()
+    assert sorted(files) == [".gitignore", "lib", "train.py"]
+
+    force_delete(job, pods[1])
+    trains(job, EDITS + 1, pods[0], f"{pods[1]}-r1", pods[2])
+    owned = kubectl.items("configmaps", "-l", "ddp-operator.io/job-name=edited")
+    assert len(owned) == EDITS + 1, "all of it is young: another client may send it just now"
+    assert ddp("delete", "edited", "--yes").returncode == 0
+
+
+def test_packages_that_cannot_be_installed_end_the_job_at_once(
+    kubectl: Kubectl, ddp: Ddp, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("print('never')\n")
+    (tmp_path / "requirements.txt").write_text("this is no requirement\n")
+    ended = ddp(
+        *("run", "unmet", "--image", TRAINER_IMAGE, "--workdir", str(tmp_path)),
+        *(
+            "--pip",
+            str(tmp_path / "requirements.txt"),
+            "--yes",
+            "--wait",
+            "--",
+            "python",
+            "train.py",
+        ),
+    )
+    assert ended.returncode == 3, ended.stderr
+    status = Job(kubectl, "unmet").status()
+    assert (status.reason, status.restarts) == ("ConfigurationError", 0)
+    assert "pip install -r requirements.txt failed" in status.message
