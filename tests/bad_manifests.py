@@ -438,8 +438,9 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "accelerator selected twice",
-        "spec.accelerator.nodeSelector: remove cloud.google.com/gke-accelerator",
-        accelerator={**_L4, "nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-t4"}},
+        "spec.template.spec.nodeSelector: remove cloud.google.com/gke-accelerator",
+        accelerator=_L4,
+        template=template(nodeSelector={"cloud.google.com/gke-accelerator": "nvidia-t4"}),
     ),
     _cel(
         "accelerator without type",
@@ -516,12 +517,14 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     _cel(
         "parts of GPUs that cannot be divided",
         "spec.accelerator: GPUs of its type cannot be divided",
-        accelerator={**_L4, "nodeSelector": {"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}},
+        accelerator=_L4,
+        template=template(nodeSelector={"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}),
     ),
     _cel(
         "two GPUs that are shared by time",
         "spec.accelerator: on shared GPUs",
-        accelerator={**_L4, "count": 2, "nodeSelector": _SHARED},
+        accelerator={**_L4, "count": 2},
+        template=template(nodeSelector=_SHARED),
     ),
     _cel(
         "two processes on a GPU that is shared by time",
@@ -540,7 +543,8 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     _cel(
         "another machine with an arm processor",
         "spec.accelerator: the machines of its type have another processor",
-        accelerator={**_L4, "nodeSelector": {"kubernetes.io/arch": "arm64"}},
+        accelerator=_L4,
+        template=template(nodeSelector={"kubernetes.io/arch": "arm64"}),
     ),
     _cel(
         "a fabric that its machines have not",
@@ -670,6 +674,69 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "remove torchrun or ddp_trainer.launch from it (python train.py)",
         launcher="inject",
         template=template(container(command=["python", "-m", "ddp_trainer.launch", "--", "a"])),
+    ),
+    _cel(
+        "torchrun of one pod in two",
+        "spec.replicas: the trainer container's command asks for another number of pods",
+        replicas=2,
+        template=template(container(command=["torchrun", "--nnodes=1", "train.py"])),
+    ),
+    _cel(
+        "torchrun alone in each of two pods",
+        "spec.replicas: the trainer container's command asks for another number of pods",
+        replicas=2,
+        template=template(container(command=["torchrun"], args=["--standalone", "train.py"])),
+    ),
+    _cel(
+        "torchrun of four pods in two",
+        "spec.replicas: the trainer container's command asks for another number of pods",
+        replicas=2,
+        template=template(
+            container(
+                command=["python", "-m", "torch.distributed.run", "--nproc_per_node", "1"],
+                args=["--nnodes", "4", "train.py"],
+            )
+        ),
+    ),
+    _cel(
+        "one node rank for all pods",
+        "gives all pods the rank or address of one",
+        replicas=2,
+        template=template(
+            container(command=["torchrun", "--nnodes=2", "--node_rank=0", "train.py"])
+        ),
+    ),
+    _cel(
+        "each pod as its own master",
+        "gives all pods the rank or address of one",
+        replicas=2,
+        template=template(
+            container(command=["torchrun", "--master_addr", "localhost", "train.py"])
+        ),
+    ),
+    _cel(
+        "torchrun with other processes than the field",
+        "spec.nprocPerNode: the trainer container's command starts another number",
+        nprocPerNode=2,
+        template=template(container(command=["torchrun", "--nproc_per_node=4", "train.py"])),
+    ),
+    _cel(
+        "torchrun with more processes than GPUs",
+        "spec.nprocPerNode: the trainer container's command starts another number",
+        template=template(
+            container(command=["torchrun", "--nproc-per-node=8", "train.py"], resources=gpus(gpu=4))
+        ),
+    ),
+    _cel(
+        "a shell's variable without a shell",
+        "write $(NAME), which Kubernetes replaces",
+        replicas=2,
+        template=template(container(command=["torchrun", "--node_rank=$RANK", "train.py"])),
+    ),
+    _cel(
+        "a shell's line without quotes",
+        "a shell runs only the word after -c",
+        template=template(container(command=["bash", "-c", "python", "train.py"])),
     ),
     _cel(
         "two places for checkpoints",
@@ -804,17 +871,11 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         restart={"slowRank": {"factor": 1}},
     ),
     _schema(
-        "a slow rank for a time without a unit",
-        "spec.restart.slowRank.for in body should match",
-        "spec.restart.slowRank.for: string should match pattern",
-        replicas=2,
-        restart={"slowRank": {"for": "600"}},
-    ),
-    _cel(
         "a slow rank for no time",
-        "spec.restart.slowRank.for: must be longer than zero",
+        "spec.restart.slowRank.forSeconds in body should be greater than or equal to 1",
+        "spec.restart.slowRank.forSeconds: input should be greater than or equal to 1",
         replicas=2,
-        restart={"slowRank": {"for": "0m0s"}},
+        restart={"slowRank": {"forSeconds": 0}},
     ),
     _cel(
         "a slow rank that is replaced in scope Gang",

@@ -58,10 +58,10 @@ GOOD_MANIFESTS: dict[str, Json] = {
     "slow ranks, reported": job(replicas=2, restart={"slowRank": {"factor": 1.01}}),
     "slow ranks, replaced": job(
         replicas=2,
-        restart={"slowRank": {"factor": 2, "for": "1h30m0s", "action": "Replace"}},
+        restart={"slowRank": {"factor": 2, "forSeconds": 5400, "action": "Replace"}},
     ),
     "slow ranks of an elastic job": job(
-        replicas=1, elastic={"maxReplicas": 3}, restart={"slowRank": {"for": "90s"}}
+        replicas=1, elastic={"maxReplicas": 3}, restart={"slowRank": {"forSeconds": 90}}
     ),
     "every way to restart": job(
         statusPort=8080,
@@ -70,7 +70,6 @@ GOOD_MANIFESTS: dict[str, Json] = {
         schedulingTimeoutSeconds=600,
         restart={
             "maxRestarts": 10,
-            "resetAfterProgress": False,
             "backoff": {"initialSeconds": 0, "maxSeconds": 60},
             "nodeFailureLimit": 0,
             "rules": [
@@ -189,9 +188,15 @@ GOOD_MANIFESTS: dict[str, Json] = {
             "type": "nvidia-b200",
             "count": 8,
             "provisioning": "flex-start",
-            "nodeSelector": {"cloud.google.com/gke-nodepool": "mine"},
-            "tolerations": [{"key": "dedicated", "operator": "Exists"}],
-        }
+        },
+        template=template(
+            nodeSelector={"cloud.google.com/gke-nodepool": "mine"},
+            tolerations=[{"key": "dedicated", "operator": "Exists"}],
+        ),
+    ),
+    "accelerator that the template selects, too": job(
+        accelerator={"type": "nvidia-l4"},
+        template=template(nodeSelector={"cloud.google.com/gke-accelerator": "nvidia-l4"}),
     ),
     "own GPU limit": job(backend="nccl", template=template(container(resources=gpus(gpu=2)))),
     "own GPU limit in quotes": job(
@@ -222,25 +227,19 @@ GOOD_MANIFESTS: dict[str, Json] = {
         accelerator={"type": "nvidia-of-tomorrow", "count": 32}
     ),
     "parts of GPUs, more than the machine has GPUs": job(
-        accelerator={
-            "type": "nvidia-a100-80gb",
-            "count": 14,
-            "nodeSelector": {"cloud.google.com/gke-gpu-partition-size": "1g.10gb"},
-        }
+        accelerator={"type": "nvidia-a100-80gb", "count": 14},
+        template=template(nodeSelector={"cloud.google.com/gke-gpu-partition-size": "1g.10gb"}),
     ),
     "a GPU that is shared by time": job(
         replicas=2,
-        accelerator={
-            "type": "nvidia-l4",
-            "nodeSelector": {"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"},
-        },
+        accelerator={"type": "nvidia-l4"},
+        template=template(
+            nodeSelector={"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"}
+        ),
     ),
     "arm machines": job(
-        accelerator={
-            "type": "nvidia-gb200",
-            "count": 4,
-            "nodeSelector": {"kubernetes.io/arch": "arm64"},
-        }
+        accelerator={"type": "nvidia-gb200", "count": 4},
+        template=template(nodeSelector={"kubernetes.io/arch": "arm64"}),
     ),
     "what the machines have for a network": job(
         replicas=2, accelerator={"type": "nvidia-h200-141gb", "count": 8, "network": "auto"}
@@ -420,7 +419,6 @@ DEFAULTS: Json = {
     "restart": {
         "scope": "Auto",
         "maxRestarts": 3,
-        "resetAfterProgress": True,
         "backoff": {"initialSeconds": 5, "maxSeconds": 300},
         "nodeFailureLimit": 2,
     },

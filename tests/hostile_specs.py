@@ -17,7 +17,6 @@ from random import Random
 from typing import Any, Final, cast
 
 import orjson
-from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.api import job as api_job
 from ddp_operator.api.command import started
 from ddp_operator.api.job import DDPJob
@@ -47,6 +46,7 @@ from ddp_operator.job.status.preemption import boosts_of
 from ddp_operator.kube.errors import error_from_response
 from ddp_operator.kube.events import event_manifest
 from ddp_operator.ports import Event, MalformedError
+from ddp_protocol.message import InvalidMessageError
 
 from tests.good_manifests import GOOD_MANIFESTS, Json
 from tests.unit.cpu_budget import LOOP_SECONDS, loops
@@ -187,7 +187,7 @@ def _enlarge(random: Random, made: Json, pod: Json, trainer: Json, size: int) ->
             ]
         ),
         lambda: made.update(overrides=[{"indexes": words[:16], "nprocPerNode": 1}]),
-        lambda: made.update(accelerator={"type": "nvidia-l4", "tolerations": [{"key": many_}]}),
+        lambda: made.update(accelerator={"type": "nvidia-l4", "reservation": many_}),
         lambda: made.update(
             restart={
                 "rules": [
@@ -306,6 +306,7 @@ class _Calls:
         for function in (
             *(symptoms.last_words, symptoms.is_of_another_rank, symptoms.is_of_node),
             *(symptoms.is_of_command, symptoms.torchrun_rank, symptoms.headline),
+            symptoms.known,
         ):
             plain = function.__wrapped__
             yield plain.__name__, partial(plain, said)
@@ -350,7 +351,7 @@ def _check_size(state: object) -> None:
 def _read_log(pattern: str, log: bytes) -> object:
     try:
         return read_log(pattern, log)
-    except InvalidAnswerError:
+    except InvalidMessageError:
         return None
 
 

@@ -1,7 +1,6 @@
 """The check of goodput finds time that was booked wrongly."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
 from ddp_operator.api.status import DDPJobStatus, Goodput
@@ -21,13 +20,11 @@ def account(
     before = [Begun(9.0 + step, POD, step) for step in range(1, 103)]
     after = [Begun(129.0 + step - resumed, pod, step) for step in range(resumed + 1, 201)]
     end = after[-1].seconds + 1
-    until = datetime.fromtimestamp(end, UTC)
     books = Goodput(
         pending_seconds=3,
         starting_seconds=8,
         training_seconds=training,
         lost_seconds=lost,
-        accounted_until=until,
     )
     return GoodputAccount(
         name="gang-3",

@@ -12,6 +12,7 @@ import pytest
 ROOT: Final = Path(__file__).parents[2]
 LOCKS: Final = {
     "ddp-operator-python": "operator",
+    "ddp-client-python": "client",
     "ddp-trainer-cpu-python": "trainer-cpu",
     "ddp-trainer-cuda-python": "trainer-cuda",
 }

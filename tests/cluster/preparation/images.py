@@ -69,13 +69,18 @@ OPERATOR = ImageSource(
     dockerfile=REPOSITORY / "Dockerfile",
     requirements=REPOSITORY / "requirements/operator.txt",
     sources=REPOSITORY / "operator",
-    others=(REPOSITORY / "trainer-image/inject", REPOSITORY / "trainer-image/ddp_trainer"),
+    others=(
+        REPOSITORY / "protocol",
+        REPOSITORY / "trainer-image/inject",
+        REPOSITORY / "trainer-image/ddp_trainer",
+    ),
 )
 TRAINER = ImageSource(
     name="ddp-trainer",
     dockerfile=REPOSITORY / "trainer-image/Dockerfile",
     requirements=REPOSITORY / f"requirements/trainer-{TORCH}.txt",
     sources=REPOSITORY / "trainer-image",
+    others=(REPOSITORY / "protocol",),
 )
 PLAIN_PYTHON = ImageSource(
     name="plain-python",
