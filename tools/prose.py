@@ -3,6 +3,9 @@
 Two rules. Words and phrases that readers have to read twice (`MARKERS`) may appear 1.5 times in
 1,000 words; other projects' documentation has 0.3 to 1.3. No sentence in docs is longer than 35
 words. Comments are checked too; code between backticks and in blocks is not prose.
+
+Of docs it also counts words that connect facts (`CONNECTIVES`) and rows of tables. More than
+`TABLE_ROWS_PERCENT` of rows in all of docs is an error.
 """
 
 import argparse
@@ -21,7 +24,8 @@ ROOT = Path(__file__).parents[1]
 PROSE = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md"),
     *("docs", "manifests", "skills", "tests"),
-    *("operator/ddp_operator", "client/ddp_client", "trainer-image/ddp_trainer"),
+    *("protocol/ddp_protocol", "operator/ddp_operator", "client/ddp_client"),
+    "trainer-image/ddp_trainer",
     *("trainer-image/examples", "tools"),
 )
 """Files and folders that are checked, from the root of the repository."""
@@ -35,6 +39,17 @@ MARKERS: dict[str, str] = tomllib.loads(
 """A pattern of words that slow readers down, and what to write instead."""
 OPENING = re.compile(r"(?:What|Whether|Whatever|Whoever|That|Those) ", re.ASCII)
 """How no docstring begins: start with a verb, or a noun that says what the thing is."""
+
+TABLE_ROWS_PERCENT = 11.0
+"""Largest share of lines in docs that are rows of tables."""
+
+CONNECTIVES = re.compile(
+    r"\b(?:because|so that|for example|instead|by default|otherwise|however|therefore|since"
+    r"|although|though|unless|thus|as a result|for this reason|that is why|for instance"
+    r"|in addition|besides|meanwhile)\b",
+    re.I,
+)
+"""Words that say why, or what follows. Documentation that reads well has 10 in 1,000 words."""
 
 _MARKER = re.compile(r"\b(?:" + "|".join(f"({each})" for each in MARKERS) + r")(?!\w)", re.I)
 """A group for each pattern, in the order of `MARKERS`."""
@@ -66,6 +81,11 @@ class Count:
     words: int = 0
     markers: list[str] = field(default_factory=list)
     """Each as `file:line: "words" (write instead)`."""
+
+    connectives: int = 0
+    lines: int = 0
+    rows: int = 0
+    """Rows of tables."""
 
     @property
     def per_thousand(self) -> float:
@@ -155,6 +175,11 @@ def long_sentences(passage: Passage) -> Iterator[tuple[int, int, str]]:
         start = block_end
 
 
+def table_rows(text: str) -> int:
+    """Return the number of lines of a Markdown page that are rows of tables."""
+    return sum(line.startswith("|") for line in text.splitlines())
+
+
 def _files(asked: list[Path]) -> list[Path]:
     chosen = asked or [ROOT / name for name in PROSE]
     return sorted(
@@ -172,6 +197,19 @@ def _folder(path: Path) -> str:
     return "/".join(parts[:3]) or "."
 
 
+def docs_summary(counts: dict[tuple[str, str], Count]) -> tuple[str, float]:
+    """Return a line about the pages in docs, and the percentage of their lines in tables."""
+    pages = [count for (folder, _), count in counts.items() if folder.split("/")[0] == "docs"]
+    percent = 100 * sum(page.rows for page in pages) / max(sum(page.lines for page in pages), 1)
+    words = sum(page.words for page in pages if page.lines)
+    connectives = 1000 * sum(page.connectives for page in pages) / max(words, 1)
+    line = (
+        f"docs: {connectives:.1f} connectives per 1,000 words, "
+        f"{percent:.1f} % of lines are rows of tables"
+    )
+    return line, percent
+
+
 def main() -> int:
     """Print counts and findings; return 1 where a limit is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m tools.prose", description=__doc__)
@@ -187,6 +225,9 @@ def main() -> int:
             count.words += len(_WORD.findall(passage.text))
             count.markers += [f"{name}:{line}: {words}" for line, words in markers(passage)]
             if passage.kind == "docs":
+                count.connectives += len(CONNECTIVES.findall(passage.text))
+                count.lines += passage.text.count("\n")
+                count.rows += table_rows(passage.text)
                 long += [
                     f"{name}:{line}: {words} words, at most {SENTENCE_WORDS}: {beginning}…"
                     for line, words, beginning in long_sentences(passage)
@@ -201,7 +242,12 @@ def main() -> int:
     words = sum(count.words for count in counts.values())
     found = sum(len(count.markers) for count in counts.values())
     print(f"all: {words} words, {1000 * found / max(words, 1):.1f} markers per 1,000")
-    return 1 if long or any(count.too_many for count in counts.values()) else 0
+    line, percent = docs_summary(counts)
+    print(line)
+    too_many_rows = not asked.paths and percent > TABLE_ROWS_PERCENT
+    if too_many_rows:
+        print(f"docs: at most {TABLE_ROWS_PERCENT:g} % of lines may be rows of tables")
+    return 1 if long or too_many_rows or any(count.too_many for count in counts.values()) else 0
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import ddp_client
 import ddp_operator
+import ddp_protocol
 import yaml
 from ddp_operator import __version__
 
@@ -62,7 +63,9 @@ def build(folder: Path) -> Path:
         _copy(
             distribution("shiv"), site, only=_OF_DISTRIBUTION
         )  # its licence, because its code unpacks the others
-        for own in (Path(str(each.__file__)).parent for each in (ddp_operator, ddp_client)):
+        for own in (
+            Path(str(each.__file__)).parent for each in (ddp_protocol, ddp_operator, ddp_client)
+        ):
             for path in own.rglob("*"):
                 inner = path.relative_to(own.parent)
                 if path.is_file() and not _LEFT_OUT.search(inner.as_posix()):
