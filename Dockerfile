@@ -19,10 +19,12 @@ RUN /pip/bin/pip --python /app/bin/python install --no-cache-dir --no-compile \
 RUN PYTHONHASHSEED=0 /app/bin/python -m compileall -qq -f --invalidation-mode unchecked-hash /app
 
 FROM dependencies AS project
+COPY protocol/ddp_protocol /project/ddp_protocol
 COPY operator/ddp_operator /project/ddp_operator
 # `launcher: inject` copies this into pods of any image. The operator itself does not run it.
 COPY trainer-image/inject /launcher
 COPY trainer-image/ddp_trainer /launcher/ddp_trainer
+COPY protocol/ddp_protocol /launcher/ddp_protocol
 # Modes in a checkout depend on the umask.
 RUN chmod -R u=rwX,go=rX /project /launcher \
  && PYTHONHASHSEED=0 /app/bin/python -m compileall -qq -f --invalidation-mode unchecked-hash /project

@@ -28,7 +28,7 @@ help: ## List the targets
 # Python compiles what is imported, and nothing else needs it.
 PIP_INSTALL := $(PY) -m pip install --quiet --no-compile --require-hashes --only-binary=:all:
 TORCH_CPU := $(shell sed -n 's/^torch==\([^ ]*\).*/\1/p' requirements/trainer-cpu.txt)
-$(PROGRAMS): $(addprefix requirements/,client.txt trainer-cpu.txt trainer-cuda.txt) $(addsuffix /pyproject.toml,operator client trainer-image)
+$(PROGRAMS): $(addprefix requirements/,client.txt trainer-cpu.txt trainer-cuda.txt) $(addsuffix /pyproject.toml,protocol operator client trainer-image)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@if $(PY) -m pip index versions torch 2> /dev/null | grep -F '$(TORCH_CPU)' > /dev/null; \
 	  then torch=cpu; size="300 MB of Python packages, with torch's CPU build."; \
@@ -36,7 +36,7 @@ $(PROGRAMS): $(addprefix requirements/,client.txt trainer-cpu.txt trainer-cuda.t
 	  fi; \
 	  test -e $@ || echo "Fetching about $$size"; \
 	  $(PIP_INSTALL) -r requirements/client.txt -r requirements/trainer-$$torch.txt
-	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e operator -e client -e trainer-image
+	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e protocol -e operator -e client -e trainer-image
 	touch $@
 
 $(STAMP): $(PROGRAMS) requirements/dev.txt
@@ -83,7 +83,7 @@ test-torch: $(STAMP) ## The trainer's tests on another torch: VERSION=2.7.0 (an 
 	    > "$$($(TORCH_VENV)/bin/python -c 'import site; print(*site.getsitepackages())')/rest.pth"; \
 	  touch $(TORCH_VENV)/.installed; \
 	}
-	PYTHONPATH=$(CURDIR)/operator:$(CURDIR)/client:$(CURDIR)/trainer-image $(TORCH_VENV)/bin/python -m pytest --nightly=all $(TORCH_TESTS)
+	PYTHONPATH=$(CURDIR)/protocol:$(CURDIR)/operator:$(CURDIR)/client:$(CURDIR)/trainer-image $(TORCH_VENV)/bin/python -m pytest --nightly=all $(TORCH_TESTS)
 
 .PHONY: test-schedulers
 test-schedulers: $(STAMP) ## Gangs with real schedulers; builds Coscheduling first, for ten minutes
@@ -119,7 +119,7 @@ lint-code: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(PY) -m tools.prose
-	PYTHONPATH=operator:trainer-image $(VENV)/bin/lint-imports
+	PYTHONPATH=protocol:operator:client:trainer-image $(VENV)/bin/lint-imports
 
 lint-types: $(STAMP)
 	$(VENV)/bin/mypy
@@ -130,25 +130,19 @@ lint-workflows:
 	  else echo "No Go on this machine: the workflows are not checked."; \
 	  fi
 
-# What operator and trainer share, because neither may import the other. The trainer's files are copies.
-MESSAGES := operator/ddp_operator/job/failure/messages.py
-MESSAGES_COPY := trainer-image/ddp_trainer/process_group/messages.py
-SERVER := $(addprefix operator/ddp_operator/endpoints/,connections.py refusals.py)
-SERVER_COPY := trainer-image/ddp_trainer/launcher/status_server
 .PHONY: generate check-generated
-generate: $(STAMP) ## Write generated files: the CRD, JSON Schemas, tables in docs, the trainer's copies
+generate: $(STAMP) ## Write generated files: the CRD, JSON Schemas, tables in docs
 	$(PY) -m ddp_operator crd > crds/ddpjobs.yaml
 	$(PY) -m tools.json_schema
-	cp $(MESSAGES) $(MESSAGES_COPY)
-	cp $(SERVER) $(SERVER_COPY)
 	$(PY) -m tools.chart generate
 	$(PY) -m tests.trainer.support.faults
+	$(PY) -m tools.error_page
 
 check-generated: generate ## Fail if a generated file is out of date
-	git diff --exit-code -- crds manifests/chart $(MESSAGES_COPY) $(SERVER_COPY) docs/concepts/faults.md
+	git diff --exit-code -- crds manifests/chart docs/concepts/faults.md docs/reference/errors.md
 
 .PHONY: docs
-docs: $(STAMP) ## Build the documentation in build/docs; a dead link is an error
+docs: $(STAMP) ## Build the documentation in build/docs; a dead link is an error (DOCS_REPOSITORY=URL links the source)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "open build/docs/index.html"
 
