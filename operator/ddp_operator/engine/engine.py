@@ -278,3 +278,8 @@ class Engine:
                 # The clock may have been set back since the plan was made.
                 seconds = (requeue_at - max(began, self._clock())).total_seconds()
                 self._queue.add_after(key, max(seconds, 0.05))
+        finally:
+            if self._reports is not None:
+                self._reports.watch(key)
+            if self._launchers is not None:
+                self._launchers.watch(key)

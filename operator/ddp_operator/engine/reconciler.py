@@ -120,9 +120,6 @@ class Reconciler:
         else:
             self._forget_failures(key)
             return requeue_at
-        finally:
-            if self._launchers:
-                self._launchers.watch(key)
 
     async def _reconcile(self, key: Key) -> datetime | None:
         for _ in range(_MAX_DECISIONS):

@@ -97,7 +97,6 @@ class OperatorProcess:
     def _ask(self) -> None:
         reports = self.engine._reports
         assert reports is not None
-        reports._now_due()  # forgets reports of jobs that do not run
         self.loop.create_task(reports._poll(JOB))
 
     def listen(self) -> None:
@@ -114,7 +113,7 @@ class OperatorProcess:
         self._list_pods()
         self._list_jobs()
         self.engine.start()
-        # It looks twice a second which jobs are due: nearly all of a history's time. Actions ask.
+        # Polls by time would be nearly all of a history. Actions ask.
         for talk in self.engine._talks:
             talk.cancel()
         self.loop.call_later(_PRUNE_SECONDS, self._prune_again)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.engine import Engine
+from ddp_operator.engine.trainers import reports
 from ddp_operator.engine.trainers.requests import HttpTrainers
 from ddp_operator.ports import ClusterError, ForbiddenError, Key
 
@@ -163,6 +165,27 @@ async def test_only_the_jobs_own_pod_at_its_own_address_is_polled(
         polls, others = len(elsewhere.asked), len(server.asked)
         await world.until(lambda: len(server.asked) >= others + 3)
         assert len(elsewhere.asked) <= polls + 1
+
+
+async def test_jobs_that_do_not_train_are_not_looked_at_between_events(
+    world: World, server: TrainerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    may_train = reports._may_train
+
+    def note(job: DDPJob) -> bool:
+        looked.append(job.key.name)
+        return may_train(job)
+
+    await world.run("train", server)
+    waits = job(suspend=True)
+    waits["metadata"] |= {"name": "waits", "uid": "uid-waits"}
+    world.engine.job_changed(world.cluster.store_job(waits))
+    await world.until(lambda: world.status("waits").get("phase") == "Suspended")
+    await world.until(lambda: world.step("train") == 1)
+    monkeypatch.setattr(reports, "_may_train", note)
+    await world.until(lambda: len(looked) >= 5)
+    assert set(looked) == {"train"}
 
 
 async def test_unreachable_trainer_changes_nothing(world: World) -> None:

@@ -8,13 +8,14 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 from ddp_protocol.message import InvalidMessageError
 from ddp_protocol.progress import TrainerStatus
 
-from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.engine.job_cache import Entry, JobCache
+from ddp_operator.api.job import DDPJob
+from ddp_operator.engine.job_cache import JobCache
+from ddp_operator.engine.queue import WorkQueue
 from ddp_operator.engine.trainers import log_progress
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
@@ -35,22 +36,13 @@ _LOG_SECONDS: Final = 2.0
 """Shortest time between two reads of a log."""
 _RECOVERY_SECONDS: Final = 0.5
 """How often a trainer is polled after a failure, until it completes a step."""
-_ROUND_SECONDS: Final = 0.5
-"""How often to check which jobs are due."""
 _JITTER: Final = 0.1
 """Each wait varies by up to this fraction, so that jobs that start together drift apart."""
 
 
-class _JobView(NamedTuple):
-    """A cached view of a job. Of ten thousand jobs, few change from one round to the next."""
-
-    entry: Entry
-    may_train: bool
-    recovers: bool
-
-
 class ProgressReports:
-    """Last reports of the trainers of running jobs; `run` keeps polling them.
+    """Last reports of the trainers of running jobs. `watch` says of a job that it may have changed,
+    and `run` keeps polling those that may train. The others cost nothing.
 
     `on_report` is called for a job after a report. Silence is not a failure: the last report stays.
     """
@@ -75,10 +67,9 @@ class ProgressReports:
         self._heard_at: dict[Key, float] = {}
         self._read_at: dict[Key, float] = {}
         """When a job's log was last read."""
-        self._views: dict[Key, _JobView] = {}
-        self._due: dict[Key, float] = {}
         self._troubles: dict[Key, str] = {}
-        self._asking: set[Key] = set()
+        self._watched: set[Key] = set()
+        self._queue: WorkQueue[Key] = WorkQueue()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._log_slots = asyncio.Semaphore(_LOGS_AT_ONCE)
 
@@ -88,50 +79,55 @@ class ProgressReports:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        wait = min(_ROUND_SECONDS, self._interval_seconds / 4)
-        async with asyncio.TaskGroup() as asking:
-            while True:
-                for key in self._now_due():
-                    asking.create_task(self._poll(key))
-                await asyncio.sleep(wait)
+        try:
+            async with asyncio.TaskGroup() as polls:
+                while True:
+                    polls.create_task(self._poll(await self._queue.get()))
+        finally:
+            self._queue.close()
 
-    def _now_due(self) -> list[Key]:
-        """Return the jobs that are due; each is due again after an interval."""
-        now, interval = asyncio.get_running_loop().time(), self._interval_seconds
-        views, self._views = self._views, {}
-        known, self._due = self._due, {}
-        due: list[Key] = []
-        for key, entry in self._jobs.entries.items():
-            view = views.get(key)
-            if view is None or view.entry is not entry:
-                view = _JobView(entry, _may_train(entry.outline), _recovers(entry.outline))
-            self._views[key] = view
-            if not view.may_train:
-                continue
-            # A new job first comes due at a random moment of its first interval.
-            self._due[key] = known.get(key, now + random.uniform(0, interval))
-            if view.recovers:
-                self._due[key] = min(self._due[key], now + _RECOVERY_SECONDS)
-            if self._due[key] <= now and key not in self._asking:
-                wait = min(interval, _RECOVERY_SECONDS) if view.recovers else interval
-                self._due[key] = now + wait * random.uniform(1 - _JITTER, 1 + _JITTER)
-                due.append(key)
-        for forgotten in self._troubles.keys() - self._due.keys():
-            del self._troubles[forgotten]
-            self._reports.pop(forgotten, None)
-            self._heard_at.pop(forgotten, None)
-            self._read_at.pop(forgotten, None)
-        return due
+    def watch(self, key: Key) -> None:
+        """Poll a job's trainer from now on, sooner after a failure; or forget a job that does not
+        train any more.
+        """
+        wait = self._seconds_to_next(key)
+        if wait is None:
+            self._forget(key)
+        elif key not in self._watched:
+            # Jobs that start together drift apart.
+            self._watched.add(key)
+            self._queue.add_after(key, random.uniform(0, wait))
+        elif wait < self._interval_seconds:
+            self._queue.add_after(key, wait)
+
+    def _seconds_to_next(self, key: Key) -> float | None:
+        """Return how long a job waits for its next poll, or None if nothing of it trains."""
+        entry = self._jobs.get(key)
+        job = entry.outline if entry else None
+        if not isinstance(job, DDPJob) or not _may_train(job):
+            return None
+        if is_down(job.status):  # no step since the last failure
+            return min(_RECOVERY_SECONDS, self._interval_seconds)
+        return self._interval_seconds
+
+    def _forget(self, key: Key) -> None:
+        self._watched.discard(key)
+        for known in (self._troubles, self._reports, self._heard_at, self._read_at):
+            known.pop(key, None)
 
     async def _poll(self, key: Key) -> None:
-        self._asking.add(key)
         try:
             await self._poll_pod_0(key)
         except Exception:
             # One job must never stop the others. This one is polled again when it is due.
             logger.exception("%s: polling for progress failed", key)
         finally:
-            self._asking.discard(key)
+            self._queue.done(key)
+        wait = self._seconds_to_next(key)
+        if wait is None:
+            self._forget(key)
+        else:
+            self._queue.add_after(key, wait * random.uniform(1 - _JITTER, 1 + _JITTER))
 
     async def _poll_pod_0(self, key: Key) -> None:
         entry = self._jobs.get(key)
@@ -216,15 +212,10 @@ class ProgressReports:
         logger.log(level, "%s: %s", key, trouble or "progress is reported")
 
 
-def _may_train(job: DDPJob | InvalidJobError) -> bool:
-    if not isinstance(job, DDPJob) or job.status.start_time is None:
+def _may_train(job: DDPJob) -> bool:
+    if job.status.start_time is None or job.spec.suspend or job.deleting:
         return False
-    return not (job.spec.suspend or job.deleting or job.status.finished)
-
-
-def _recovers(job: DDPJob | InvalidJobError) -> bool:
-    """Return whether a job has completed no step since its last failure."""
-    return isinstance(job, DDPJob) and is_down(job.status)
+    return not job.status.finished
 
 
 def _same_step(one: Report, other: Report) -> bool:
