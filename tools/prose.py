@@ -4,8 +4,8 @@ Two rules. Words and phrases that readers have to read twice (`MARKERS`) may app
 1,000 words; other projects' documentation has 0.3 to 1.3. No sentence in docs is longer than 35
 words. Comments are checked too; code between backticks and in blocks is not prose.
 
-Of docs it also counts words that connect facts (`CONNECTIVES`) and rows of tables. More than
-`TABLE_ROWS_PERCENT` of rows in all of docs is an error.
+Of docs it also counts words that connect facts (`CONNECTIVES`) and rows of tables. Fewer than
+`CONNECTIVES_PER_THOUSAND` or more than `TABLE_ROWS_PERCENT` in all of docs is an error.
 """
 
 import argparse
@@ -40,7 +40,7 @@ MARKERS: dict[str, str] = tomllib.loads(
 OPENING = re.compile(r"(?:What|Whether|Whatever|Whoever|That|Those) ", re.ASCII)
 """How no docstring begins: start with a verb, or a noun that says what the thing is."""
 
-TABLE_ROWS_PERCENT = 11.0
+TABLE_ROWS_PERCENT = 6.0
 """Largest share of lines in docs that are rows of tables."""
 
 CONNECTIVES = re.compile(
@@ -49,7 +49,10 @@ CONNECTIVES = re.compile(
     r"|in addition|besides|meanwhile)\b",
     re.I,
 )
-"""Words that say why, or what follows. Documentation that reads well has 10 in 1,000 words."""
+"""Words that say why, or what follows."""
+
+CONNECTIVES_PER_THOUSAND = 10.0
+"""Fewest connectives in 1,000 words of docs; documentation that reads well has 10 to 15."""
 
 _MARKER = re.compile(r"\b(?:" + "|".join(f"({each})" for each in MARKERS) + r")(?!\w)", re.I)
 """A group for each pattern, in the order of `MARKERS`."""
@@ -197,8 +200,8 @@ def _folder(path: Path) -> str:
     return "/".join(parts[:3]) or "."
 
 
-def docs_summary(counts: dict[tuple[str, str], Count]) -> tuple[str, float]:
-    """Return a line about the pages in docs, and the percentage of their lines in tables."""
+def docs_summary(counts: dict[tuple[str, str], Count]) -> tuple[str, list[str]]:
+    """Return a line about the pages in docs, and a line for each limit that they exceed."""
     pages = [count for (folder, _), count in counts.items() if folder.split("/")[0] == "docs"]
     percent = 100 * sum(page.rows for page in pages) / max(sum(page.lines for page in pages), 1)
     words = sum(page.words for page in pages if page.lines)
@@ -207,7 +210,12 @@ def docs_summary(counts: dict[tuple[str, str], Count]) -> tuple[str, float]:
         f"docs: {connectives:.1f} connectives per 1,000 words, "
         f"{percent:.1f} % of lines are rows of tables"
     )
-    return line, percent
+    errors = []
+    if connectives < CONNECTIVES_PER_THOUSAND:
+        errors.append(f"docs: too few connectives; write at least {CONNECTIVES_PER_THOUSAND:g}")
+    if percent > TABLE_ROWS_PERCENT:
+        errors.append(f"docs: at most {TABLE_ROWS_PERCENT:g} % of lines may be rows of tables")
+    return line, errors
 
 
 def main() -> int:
@@ -242,12 +250,11 @@ def main() -> int:
     words = sum(count.words for count in counts.values())
     found = sum(len(count.markers) for count in counts.values())
     print(f"all: {words} words, {1000 * found / max(words, 1):.1f} markers per 1,000")
-    line, percent = docs_summary(counts)
-    print(line)
-    too_many_rows = not asked.paths and percent > TABLE_ROWS_PERCENT
-    if too_many_rows:
-        print(f"docs: at most {TABLE_ROWS_PERCENT:g} % of lines may be rows of tables")
-    return 1 if long or too_many_rows or any(count.too_many for count in counts.values()) else 0
+    line, errors = docs_summary(counts)
+    if asked.paths:  # the limits are for all pages together
+        errors = []
+    print("\n".join([line, *errors]))
+    return 1 if long or errors or any(count.too_many for count in counts.values()) else 0
 
 
 if __name__ == "__main__":

@@ -83,11 +83,20 @@ def test_more_markers_than_the_limit_are_too_many() -> None:
 
 
 def test_connectives_and_table_rows_of_docs_are_counted() -> None:
-    page = prose.Count(words=400, connectives=4, lines=50, rows=5)
+    page = prose.Count(words=400, connectives=4, lines=50, rows=3)
     code = prose.Count(words=1000)
     counts = {("docs/how-to", "docs"): page, ("docs", "comment"): code, ("tools", "docs"): code}
-    line, percent = prose.docs_summary(counts)
-    assert percent == 10
-    assert line.startswith("docs: 10.0 connectives per 1,000 words, 10.0 %")
+    line, errors = prose.docs_summary(counts)
+    assert line.startswith("docs: 10.0 connectives per 1,000 words, 6.0 %")
+    assert errors == []
     assert len(prose.CONNECTIVES.findall("By default it stops, because it must.")) == 2
     assert prose.table_rows("| a | b |\n|---|---|\ntext | more\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("connectives", "rows", "words"), [(3, 3, "too few connectives"), (4, 4, "at most 6 %")]
+)
+def test_docs_beyond_a_limit_are_an_error(connectives: int, rows: int, words: str) -> None:
+    page = prose.Count(words=400, connectives=connectives, lines=50, rows=rows)
+    [error] = prose.docs_summary({("docs", "docs"): page})[1]
+    assert words in error
