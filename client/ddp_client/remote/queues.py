@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.values.text import clean, counted
@@ -13,9 +12,8 @@ from ddp_operator.kube import Resource
 from ddp_operator.ports import ClusterError, Manifest, NotFoundError
 
 from ddp_client.remote.cluster import Cluster
-from ddp_client.views.job.queueing import UNKNOWN, QueueState, explain
+from ddp_client.views.job.queueing import UNKNOWN, QueueState, Workload, explain, inactive
 from ddp_client.views.job.snapshot import JobSnapshot
-from ddp_client.views.job.workload import Workload, inactive
 
 _KUEUE: Final = "kueue.x-k8s.io"
 _VISIBILITY: Final = f"visibility.{_KUEUE}"
@@ -28,7 +26,7 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """A valid object name; nothing else may become part of a request's path."""
 
 
-async def queue_state(cluster: Cluster, job: JobSnapshot, now: datetime) -> QueueState:
+async def queue_state(cluster: Cluster, job: JobSnapshot) -> QueueState:
     """Return why a job waits in its queue, and its position.
 
     Empty if unknown, for example without Kueue or without the right to read it.
@@ -45,9 +43,9 @@ async def queue_state(cluster: Cluster, job: JobSnapshot, now: datetime) -> Queu
     workload = Workload.read(stored) if stored else None
     if workload is None:
         return QueueState(position)
-    waits = workload.condition("QuotaReserved", "False")
+    waits = workload.message("QuotaReserved", "False")
     closed = await _closed(cluster, queue, namespace) if waits else ""
-    return explain(workload, name, now, position=position, closed=closed)
+    return explain(workload, name, position=position, closed=closed)
 
 
 async def _position(cluster: Cluster, namespace: str, queue: str, workload: str) -> str:

@@ -166,7 +166,7 @@ class AsyncJob:
         """Explain the job's state: a sentence, the evidence, and what to do."""
         job, pods = await self._snapshot_and_pods()
         now = datetime.now(UTC)
-        return diagnose(job, pods, now, queue=await self._backend.queue_state(job, now))
+        return diagnose(job, pods, now, queue=await self._backend.queue_state(job))
 
     async def result(self, *, metrics: str | Path | None = None) -> JobResult:
         """Return the last metrics, the best score, the newest checkpoint and the curve until now.

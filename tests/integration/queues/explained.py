@@ -1,7 +1,6 @@
-"""The client's explanation of a wait."""
+"""The client's view of a wait in a queue."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.queues import queue_state
@@ -16,13 +15,13 @@ from tests.waiting import eventually
 async def explained(
     admin: ApiClient, jobs: Jobs, condition: Callable[[QueueState], bool], name: str = "job"
 ) -> QueueState:
-    """Wait until the client's explanation of a wait fulfils a condition, and return it."""
+    """Wait until the client's view of a wait fulfils a condition, and return it."""
     state = UNKNOWN
 
     async def holds() -> bool:
         nonlocal state
         job = JobSnapshot.read(await jobs.get(name))
-        state = await queue_state(Cluster(admin), job, datetime.now(UTC))
+        state = await queue_state(Cluster(admin), job)
         return condition(state)
 
     await eventually(holds, interval_seconds=0.1, describe=lambda: f"the state is {state}")

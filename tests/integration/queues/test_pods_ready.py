@@ -62,8 +62,8 @@ async def test_job_that_never_starts_is_deactivated(
         await queue.until_used(0)
     status = await jobs.until(lambda status: status.reason == "Queued")
     assert (status.phase, status.restarts) == ("Pending", 0)
-    state = await explained(admin, jobs, lambda state: "deactivated" in state.cause)
-    assert f"kubectl delete workloads.kueue.x-k8s.io {name}" in state.remedies[-1]
+    state = await explained(admin, jobs, lambda state: "deactivated" in state.message)
+    assert f"kubectl delete workloads.kueue.x-k8s.io {name}" in state.remedy
     async with playing(kubelet):
         await queue.delete_workload(name)
         await jobs.until_phase("Running")

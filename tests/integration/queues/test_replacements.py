@@ -117,9 +117,8 @@ async def test_deactivated_workload_stays_inactive_until_activated(
     await jobs.until_phase("Running", "other")
     status = await jobs.until(lambda status: status.reason == "Queued")
     assert (status.restarts, status.disruptions) == (0, 1)
-    state = await explained(admin, jobs, lambda state: "deactivated" in state.cause)
-    assert state.cause == f"Workload {name} is deactivated: somebody set its spec.active to false"
-    assert f"kubectl patch workloads.kueue.x-k8s.io {name} " in state.remedies[0]
+    state = await explained(admin, jobs, lambda state: "deactivated" in state.message)
+    assert f"kubectl delete workloads.kueue.x-k8s.io {name}" in state.remedy
     await jobs.delete("other")
     await jobs.collect("other")
     await queue.until_used(0)

@@ -91,7 +91,7 @@ async def test_terminal_shows_changes_of_the_queue(
     succeed(server)
     screens = screens_of((await running).stdout)
     assert "Kueue " not in screens[0]
-    assert any("is deactivated" in screen for screen in screens)
+    assert any("spec.active is false" in screen for screen in screens)
     assert "Kueue " not in screens[-1]
 
 

@@ -114,7 +114,7 @@ HELD = status(condition("QuotaReserved", "ClusterQueue shared is inactive"))
 
 
 async def state(client: Client, job: JobSnapshot | None = None) -> QueueState:
-    return await queue_state(Cluster(client), job or queued(), later(9))  # type: ignore[arg-type]
+    return await queue_state(Cluster(client), job or queued())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
@@ -126,7 +126,7 @@ async def test_cause_comes_from_the_workload(version: str) -> None:
         }
     )
     found = await state(client)
-    assert (found.position, found.cause) == (
+    assert (found.position, found.message) == (
         "quota; it is next in queue team",
         "insufficient unused quota",
     )
@@ -146,7 +146,7 @@ async def test_cause_of_a_closed_queue() -> None:
         ({}, "cannot submit"),
     ):
         found = await state(Client({**answers, whole: answer}))
-        assert found.cause == f"ClusterQueue shared is inactive: {why}"
+        assert found.message == f"ClusterQueue shared is inactive: {why}"
 
 
 @pytest.mark.parametrize("name", ["a/../../secrets", "", None, 7])
@@ -160,7 +160,7 @@ async def test_invalid_queue_name_is_never_requested(name: Any) -> None:
             },
         }
     )
-    assert (await state(client)).cause.endswith(": cannot submit")
+    assert (await state(client)).message.endswith(": cannot submit")
     assert not [path for path in client.asked if "secrets" in path]
 
 

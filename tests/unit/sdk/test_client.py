@@ -182,7 +182,8 @@ class TestLooking:
         metadata = {"name": name, "namespace": "research"}
         server.create("workloads", {"metadata": metadata, "spec": {"active": False}})
         why = await (await client.job(NAME)).why()
-        assert f"Workload {name} is deactivated" in why.sentence
+        assert why.sentence.endswith("Queued: the Workload's spec.active is false")
+        assert name in why.remedies[0]
 
 
 class TestWaiting:

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from ddp_client.views.job.diagnosis import diagnose
 from ddp_client.views.job.pods import Pods
-from ddp_client.views.job.queueing import UNKNOWN, QueueState, explain
+from ddp_client.views.job.queueing import UNKNOWN, QueueState, Workload, explain, inactive
 from ddp_client.views.job.screen import screen
-from ddp_client.views.job.workload import Workload, inactive
 
 from tests.unit.cli.jobs import ESCAPES, at, seen
 from tests.unit.job.builders import later
@@ -54,7 +53,7 @@ def explained(
         }
     )
     assert found is not None
-    return explain(found, NAME, NOW, position=position, closed=closed)
+    return explain(found, NAME, position=position, closed=closed)
 
 
 # pkg/scheduler/flavorassigner/flavorassigner.go
@@ -68,21 +67,7 @@ PREEMPTED = (  # pkg/scheduler/preemption/preemption.go
     "Preempted to accommodate a workload (UID: a, JobUID: b) due to prioritization in the "
     "ClusterQueue; preemptor path: /team; preemptee path: /team"
 )
-NOT_READY = "Exceeded the PodsReady timeout research/digits"  # workload_controller.go
 LIMIT = "The workload is deactivated due to exceeding the maximum number of re-queuing retries"
-
-
-def test_a_job_waits_for_quota_that_others_use() -> None:
-    found = explained(pending(BUSY))
-    assert found == QueueState(
-        "2 jobs ahead",
-        BUSY,
-        "",
-        [
-            "wait if other jobs use the quota; otherwise correct what Kueue's message names, or "
-            "ask the queue's administrator"
-        ],
-    )
 
 
 @pytest.mark.parametrize(
@@ -95,20 +80,16 @@ def test_a_job_waits_for_quota_that_others_use() -> None:
     ],
 )
 def test_any_message_is_shown_as_kueue_writes_it(message: str) -> None:
-    found = explained(pending(message))
-    assert found.cause == message
-    assert found.position == "2 jobs ahead"
+    assert explained(pending(message)) == QueueState("2 jobs ahead", message)
 
 
-def test_closed_queue_is_the_cause() -> None:
+def test_message_of_a_closed_queue() -> None:
     message = "LocalQueue team is inactive"
     found = explained(pending(message, "Inadmissible"), closed="LocalQueue is stopped")
-    assert found.cause == f"{message}: LocalQueue is stopped"
-    assert "open the queue" in found.remedies[0]
-    assert found.position == ""
+    assert found == QueueState("", f"{message}: LocalQueue is stopped")
 
 
-def test_cause_of_a_closed_queue() -> None:
+def test_reason_of_a_closed_queue() -> None:
     """pkg/cache/scheduler/clusterqueue.go."""
     stopped = condition("Active", "False", "Stopped", "Can't admit new workloads: is stopped.")
     assert inactive({"status": {"conditions": [stopped]}}) == (
@@ -119,77 +100,40 @@ def test_cause_of_a_closed_queue() -> None:
         assert inactive(silent) == ""
 
 
-PATCH = (
-    f"to queue the job again: kubectl patch workloads.kueue.x-k8s.io {NAME} --type merge "
-    """-p '{"spec":{"active":true}}'"""
-)
 DELETE = f"to queue the job again: kubectl delete workloads.kueue.x-k8s.io {NAME}"
 
 
-def test_workload_deactivated_by_a_person() -> None:
-    for before in ((), (evicted("Deactivated", "The workload is deactivated"),)):
-        found = explained(pending(BUSY), *before, active=False)
-        assert found.cause == (
-            f"Workload {NAME} is deactivated: somebody set its spec.active to false"
-        )
-        assert (found.position, found.eviction, found.remedies) == ("", "", [PATCH])
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("Deactivated", "The workload is deactivated"),
+        ("DeactivatedDueToRequeuingLimitExceeded", LIMIT),
+    ],
+)
+def test_deactivated_workload_shows_kueues_message(reason: str, message: str) -> None:
+    found = explained(pending(BUSY), evicted(reason, message), active=False, position="")
+    assert found == QueueState("", message, "", DELETE)
 
 
-def test_workload_deactivated_after_too_many_requeues() -> None:
-    by_kueue = evicted("DeactivatedDueToRequeuingLimitExceeded", LIMIT)
-    found = explained(pending(LIMIT), by_kueue, active=False)
-    assert found.cause == (
-        f"Workload {NAME} is deactivated: exceeding the maximum number of re-queuing retries"
-    )
-    assert "waitForPodsReady.timeout" in found.remedies[0]
-    assert (found.eviction, found.remedies[1:]) == ("", [DELETE])
+def test_workload_deactivated_without_a_message() -> None:
+    found = explained(pending(BUSY), active=False, position="")
+    assert found == QueueState("", "the Workload's spec.active is false", "", DELETE)
 
 
 def test_workload_deactivated_and_not_yet_evicted() -> None:
     """pkg/controller/core/workload_controller.go sets the reason, then `active`, then evicts."""
-    target = condition(
-        "DeactivationTarget",
-        "True",
-        "RequeuingLimitExceeded",
-        "exceeding the maximum number of re-queuing retries",
-    )
+    message = "exceeding the maximum number of re-queuing retries"
+    target = condition("DeactivationTarget", "True", "RequeuingLimitExceeded", message)
     reserved = condition("QuotaReserved", "True", "QuotaReserved")
-    found = explained(reserved, target, active=False)
-    assert found.cause.endswith(
-        "is deactivated: exceeding the maximum number of re-queuing retries"
-    )
-    assert "waitForPodsReady.timeout" in found.remedies[0]
-
-
-def test_workload_rejected_by_an_admission_check() -> None:
-    message = "The workload is deactivated due to Admission check(s): nodes, were rejected"
-    by_kueue = evicted("DeactivatedDueToAdmissionCheck", message)
-    found = explained(pending(message), by_kueue, active=False)
-    assert found.cause.endswith("is deactivated: Admission check(s): nodes, were rejected")
-    assert found.remedies == [DELETE]
-
-
-def test_timeout_of_pods_is_followed_by_a_requeue() -> None:
-    conditions = (
-        pending(NOT_READY),
-        evicted("PodsReadyTimeout", NOT_READY),
-        condition("Requeued", "False", "PodsReadyTimeout", NOT_READY),
-        condition("WaitingForReplacementPods", "True", "PodsReadyTimeout", NOT_READY),
-    )
-    found = explained(*conditions, requeueState={"count": 3, "requeueAt": at(180)})
-    assert found.cause == f"Kueue requeues the job in 2m (requeue 3): {NOT_READY}"
-    assert "waitForPodsReady.timeout" in found.remedies[0]
-    assert (found.position, found.eviction) == ("", "")
-    found = explained(*conditions, requeueState={"count": 3})
-    assert (found.cause, found.position) == (NOT_READY, "2 jobs ahead")
-    assert "waitForPodsReady.timeout" in found.remedies[0]
+    found = explained(reserved, target, position="")
+    assert found == QueueState("", message, "", DELETE)
 
 
 def test_preempted_job_names_the_preemptor() -> None:
     by_other = evicted("Preempted", PREEMPTED)
-    assert explained(pending(PREEMPTED), by_other).cause == PREEMPTED
+    assert explained(pending(PREEMPTED), by_other).message == PREEMPTED
     found = explained(pending(BUSY), by_other)
-    assert (found.cause, found.eviction) == (BUSY, PREEMPTED)
+    assert (found.message, found.eviction) == (BUSY, PREEMPTED)
     over = {**by_other, "status": "False", "message": f"Previously: {PREEMPTED}"}
     assert explained(pending(BUSY), over).eviction == ""
 
@@ -201,7 +145,7 @@ def test_an_admission_check_is_pending() -> None:
         {"name": "nodes", "state": "Pending", "message": "Waiting", "lastTransitionTime": at(1)},
     ]
     found = explained(reserved, admissionChecks=checks)
-    assert found.cause == "quota is reserved; admission check nodes is Pending: Waiting"
+    assert found.message == "admission check nodes is Pending: Waiting"
     assert explained(reserved, admissionChecks=checks[:1], position="") == UNKNOWN
 
 
@@ -209,9 +153,7 @@ def test_a_workload_that_failed_to_start_is_finished() -> None:
     """pkg/controller/jobframework/reconciler.go."""
     failed = condition("Finished", "True", "FailedToStart", "in admission check x: conflict")
     found = explained(failed, condition("QuotaReserved", "True", "QuotaReserved"))
-    assert found.cause == (
-        f"Workload {NAME} is finished, FailedToStart: in admission check x: conflict"
-    )
+    assert found.message == "in admission check x: conflict"
 
 
 def test_a_new_workload_explains_nothing() -> None:
@@ -225,7 +167,6 @@ def test_a_new_workload_explains_nothing() -> None:
         {"status": 7},
         {"spec": {"active": [1]}},
         {"status": {"conditions": [{"type": "QuotaReserved"}]}},
-        {"status": {"requeueState": {"requeueAt": "tomorrow"}}},
     ],
 )
 def test_malformed_workload_is_not_read(manifest: dict[str, Any]) -> None:
@@ -241,7 +182,7 @@ def test_foreign_text_is_bounded_and_printable() -> None:
         explained(condition("Finished", "True", hostile, hostile)),
         explained(condition("QuotaReserved", "True", "QuotaReserved"), admissionChecks=[check]),
     ):
-        text = "".join((found.cause, found.eviction, *found.remedies))
+        text = "".join((found.message, found.eviction, found.remedy))
         assert text.isprintable()
         assert len(text) < 1200
 
@@ -254,13 +195,19 @@ JOB = seen(
 )
 
 
-def test_why_gives_the_cause_and_the_remedy() -> None:
+def test_why_gives_kueues_message() -> None:
     queue = explained(pending(LARGE), evicted("Preempted", PREEMPTED))
     found = diagnose(JOB, Pods.of(JOB, []), NOW, queue=queue)
-    assert found.sentence == f"digits is waiting, Queued: {queue.cause}"
+    assert found.sentence == f"digits is waiting, Queued: {LARGE}"
     assert found.evidence[0] == "2 of 2 pods wait in spec.scheduling.queueName (team)"
     assert f"evicted before: {PREEMPTED}" in found.evidence
-    assert found.remedies == queue.remedies
+    assert found.remedies == ["wait for quota, or ask the queue's administrator"]
+
+
+def test_why_gives_the_remedy_of_a_deactivated_workload() -> None:
+    queue = explained(evicted("Deactivated", LIMIT), active=False)
+    found = diagnose(JOB, Pods.of(JOB, []), NOW, queue=queue)
+    assert (found.sentence, found.remedies) == (f"digits is waiting, Queued: {LIMIT}", [DELETE])
 
 
 def test_why_gives_the_position_of_a_job_that_waits_for_quota() -> None:
@@ -269,7 +216,7 @@ def test_why_gives_the_position_of_a_job_that_waits_for_quota() -> None:
     assert "it waits for 1 job ahead in queue team" in found.evidence
 
 
-def test_status_gives_the_cause_in_one_line() -> None:
+def test_status_gives_kueues_message_in_one_line() -> None:
     queue = explained(pending("LocalQueue team is inactive", "Inadmissible"))
     lines = screen(JOB, Pods.of(JOB, []), NOW, queue=queue)
     assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("Kueue")] == [

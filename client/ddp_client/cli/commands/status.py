@@ -46,7 +46,7 @@ def status(name: str, form: str | None, watch: bool) -> None:
 
     async def read(cluster: Cluster, key: Key) -> tuple[JobSnapshot, Pods, QueueState]:
         job, pods = await fetch(cluster, key)
-        return job, pods, await queue_state(cluster, job, now)
+        return job, pods, await queue_state(cluster, job)
 
     job, pods, queue = on_job(name, read)
     print_lines(screen(job, pods, now, width=width(), queue=queue))

@@ -64,7 +64,7 @@ def why(name: str | None, dumps: Path | None, form: str | None, *, hang: bool) -
     async def read(cluster: Cluster, key: Key) -> Diagnosis:
         job, pods = await fetch(cluster, key)
         own = await own_remedies(cluster, key.namespace)
-        general = diagnose(job, pods, now, queue=await queue_state(cluster, job, now))
+        general = diagnose(job, pods, now, queue=await queue_state(cluster, job))
         return with_own(general, own, job, pods)
 
     explanation = on_job(name, read)

@@ -1,7 +1,6 @@
 """The interface of a backend."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -56,7 +55,7 @@ class Backend(LogSource, Protocol):
     async def pods(self, key: Key) -> list[PodState]:
         """Return the job's pods, including old ones."""
 
-    async def queue_state(self, job: JobSnapshot, now: datetime) -> QueueState:
+    async def queue_state(self, job: JobSnapshot) -> QueueState:
         """Return why a job waits in its queue; empty if unknown."""
 
     async def facts(self, key: Key, history: History | None) -> Facts:

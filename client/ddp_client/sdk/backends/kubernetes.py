@@ -1,6 +1,5 @@
 """The backend for a cluster."""
 
-from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
@@ -47,9 +46,9 @@ class KubernetesBackend(Cluster):
         """See `Backend`."""
         return await submit(self, job["metadata"]["namespace"], job, [scripts] if scripts else [])
 
-    async def queue_state(self, job: JobSnapshot, now: datetime) -> QueueState:
+    async def queue_state(self, job: JobSnapshot) -> QueueState:
         """See `Backend`."""
-        return await queues.queue_state(self, job, now)
+        return await queues.queue_state(self, job)
 
     async def facts(self, key: Key, history: History | None) -> Facts:
         """See `Backend`."""

@@ -5,7 +5,6 @@ import secrets
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -99,9 +98,9 @@ class LocalBackend:
     async def nodes(self) -> None:
         """See `Backend`."""
 
-    async def queue_state(self, job: JobSnapshot, now: datetime) -> QueueState:
+    async def queue_state(self, job: JobSnapshot) -> QueueState:
         """See `Backend`."""
-        del job, now
+        del job
         return UNKNOWN
 
     async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:

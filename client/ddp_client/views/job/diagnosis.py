@@ -218,15 +218,15 @@ def _queued(diagnosis: Diagnosis, job: JobSnapshot, queue: QueueState) -> None:
     """Explain with Kueue's words that the job waits in its queue."""
     if queue.position:
         diagnosis.evidence.insert(0, f"it waits for {queue.position}")
-    if queue.cause:
+    if queue.message:
         diagnosis.evidence.insert(0, _message(job))
-        diagnosis.sentence = f"{clean(job.name)} is waiting, {job.status.reason}: {queue.cause}"
+        diagnosis.sentence = f"{clean(job.name)} is waiting, {job.status.reason}: {queue.message}"
     if queue.eviction:
         diagnosis.evidence.append(f"evicted before: {queue.eviction}")
-    if queue.remedies:
+    if queue.remedy:
         general = {advice.for_waiting(QUEUED), advice.for_waiting(GATED)}
         others = [remedy for remedy in diagnosis.remedies if remedy not in general]
-        diagnosis.remedies = [*queue.remedies, *others]
+        diagnosis.remedies = [queue.remedy, *others]
 
 
 def _blame(diagnosis: Diagnosis, failure: Failure | None, pods: Pods, now: datetime) -> None:

@@ -53,7 +53,7 @@ def screen(
                 *([("loss", losses)] if losses else []),
                 *_ranks(job, pods, now),
                 *_waits(job, pods, now, queue.position),
-                *([("Kueue", queue.cause)] if queue.cause else []),
+                *([("Kueue", queue.message)] if queue.message else []),
                 *_labelled("next", upcoming(job, pods, now)),
                 *_attempts(job),
                 *_time(job, now),

@@ -93,7 +93,7 @@ async def _draw(cluster: Cluster, key: Key, draw: Draw) -> None:
                 now = datetime.now(UTC)
                 is_news = job is not shown and (over or clock() - looked >= _PODS_SECONDS)
                 if is_news or clock() - queue_time >= _QUEUE_SECONDS:
-                    queue, queue_time = await queue_state(cluster, job, now), clock()
+                    queue, queue_time = await queue_state(cluster, job), clock()
                 if is_news:
                     with contextlib.suppress(UnavailableError):
                         pods = Pods.of(job, await cluster.pods(key))
