@@ -14,11 +14,12 @@ from ddp_operator import __version__
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.schema import crd
 from ddp_operator.api.schema.comparison import compare
-from ddp_operator.api.values.text import clean, clean_output, counted
+from ddp_operator.api.values.text import clean, counted
 from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, NODES, PODS, Resource, list_pages
 from ddp_operator.ports import ClusterError, Key, Manifest
 
 from ddp_client.remote.cluster import DEPLOYMENTS, OF_THE_OPERATOR, Cluster
+from ddp_client.text import clean_output
 from ddp_client.views.redaction import RedactionTimeoutError, Redactor
 
 _MOST_PODS: Final = 1000

@@ -3,7 +3,6 @@
 import math
 from typing import Final
 
-from ddp_operator.api.values.text import number
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -22,6 +21,7 @@ from ddp_client.report.drawing import (
 )
 from ddp_client.report.history import PHASES
 from ddp_client.report.model import COMPLETED, PARTS, Report
+from ddp_client.text import number
 
 _SHORTEST: Final = 0.01
 """Shortest time axis, in its unit: a new job needs one too."""

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ddp_operator.api.values.text import counted, duration, number
+from ddp_operator.api.values.text import counted
 
 from ddp_client.report.curves import MOST_ROWS
 from ddp_client.report.model import PARTS, Recovery, Report, SpareEstimate
+from ddp_client.text import duration, number
 
 UNKNOWN = "not known"
 _ETTR = (

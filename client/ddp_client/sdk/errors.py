@@ -1,8 +1,9 @@
 """Errors of the client. Errors of the cluster are `ddp_operator.ports.ClusterError`."""
 
-from ddp_operator.api.values.text import clean, duration
+from ddp_operator.api.values.text import clean
 
 from ddp_client.local.run.manifest import ManifestError
+from ddp_client.text import duration
 from ddp_client.views.job.diagnosis import Diagnosis
 
 __all__ = [

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final, Self
 
 from ddp_operator.api import ranks
-from ddp_operator.api.values.text import clean_output, counted
+from ddp_operator.api.values.text import counted
 from ddp_operator.job.pods.state import PodState
 
 from ddp_client.remote import following
@@ -16,6 +16,7 @@ from ddp_client.remote.following import Read
 from ddp_client.remote.logs import MOST_BYTES, Line, Wanted, printed
 from ddp_client.sdk.backends.backend import Backend
 from ddp_client.sdk.errors import JobGoneError
+from ddp_client.text import clean_output
 from ddp_client.views.changes import RefusedError
 from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.snapshot import JobSnapshot

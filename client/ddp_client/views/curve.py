@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from ddp_operator.api.values.text import number
+from ddp_client.text import number
 
 _MARKS: Final = "▁▂▃▄▅▆▇█"
 POINTS: Final = 40

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL, GPU_RESOURCE
-from ddp_operator.api.values.text import clean, columns
+from ddp_operator.api.values.text import clean
 from ddp_operator.ports import Manifest
 
 from ddp_client.submit.gpus import SHORT_NAMES, counts, offered, type_of
+from ddp_client.text import columns
 
 
 @dataclass

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from ddp_operator.api.values.text import clean, duration, number
+from ddp_operator.api.values.text import clean
 
+from ddp_client.text import duration, number
 from ddp_client.views.job import pace
 from ddp_client.views.job.snapshot import JobSnapshot
 

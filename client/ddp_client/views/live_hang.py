@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ddp_operator.api.values.text import clean, columns, counted, folded
+from ddp_operator.api.values.text import clean, counted
 from ddp_operator.hang.evidence import RankEvidence, explain, place
 from ddp_operator.hang.result import Hang
 from ddp_operator.hang.stacks import in_spans
+
+from ddp_client.text import columns, folded
 
 _MOST_ROWS: Final = 24
 _WHERE: Final = 120

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from ddp_operator.api.pod_security import PodSecurity
-from ddp_operator.api.values.text import clean, counted, facts, folded
+from ddp_operator.api.values.text import clean, counted
 
 from ddp_client.submit import JobRequest, ranks_per_pod
 from ddp_client.submit.code import pip_cache
 from ddp_client.submit.command import pod_command
 from ddp_client.submit.request import size_limits
+from ddp_client.text import facts, folded
 
 _LONGEST: Final = 400
 

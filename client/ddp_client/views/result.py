@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from ddp_operator.api.values.text import clean, facts, number
+from ddp_operator.api.values.text import clean
 from ddp_operator.job.status import curve
 from ddp_operator.job.status.curve import Row
 
+from ddp_client.text import facts, number
 from ddp_client.views.curve import POINTS
 from ddp_client.views.curve import curve as sparkline
 from ddp_client.views.job.last_words import readable

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
-from ddp_operator.api.values.text import clean, counted, folded
+from ddp_operator.api.values.text import clean, counted
 from ddp_operator.hang.stacks import (
     Frame,
     ReportedFrame,
@@ -16,6 +16,8 @@ from ddp_operator.hang.stacks import (
     sentence,
 )
 from ddp_protocol.message import Bounds, Count, InvalidMessageError, Message
+
+from ddp_client.text import folded
 
 _MOST_FRAMES: Final = 24
 _MOST_GROUPS: Final = 16

@@ -6,7 +6,7 @@ from ddp_client.cli import app
 from ddp_client.cli.commands.pods import logs
 from ddp_client.remote import following
 from ddp_client.remote.logs import MOST_BYTES, Lines, read_line
-from ddp_operator.api.values.text import clean_output
+from ddp_client.text import clean_output
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
 

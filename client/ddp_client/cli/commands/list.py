@@ -4,13 +4,14 @@ import contextlib
 from datetime import UTC, datetime
 
 import click
-from ddp_operator.api.values.text import clean, columns
+from ddp_operator.api.values.text import clean
 from ddp_operator.ports import Manifest
 
 from ddp_client.cli import output
 from ddp_client.cli.app import connection_options, on_cluster, print_lines
 from ddp_client.cli.commands.watching.list import watch_list
 from ddp_client.remote.cluster import Cluster
+from ddp_client.text import columns
 from ddp_client.views import listing
 from ddp_client.views.job.snapshot import JobSnapshot
 

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
-from ddp_operator.api.values.text import columns
 from ddp_operator.job.pods.state import PodState
 
 from ddp_client.local.run.run_state import RunState
+from ddp_client.text import columns
 from ddp_client.views.job.screen import Fact
 
 

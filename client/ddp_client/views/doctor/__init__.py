@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from ddp_operator.api.values.text import counted, folded
+from ddp_operator.api.values.text import counted
 
+from ddp_client.text import folded
 from ddp_client.views.doctor import resources, software
 from ddp_client.views.doctor.facts import Facts, Finding, Unknown
 

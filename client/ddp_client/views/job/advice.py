@@ -7,7 +7,7 @@ from typing import Final
 from ddp_operator.api.constants import EXIT_CONFIGURATION
 from ddp_operator.api.local_paths import local_paths, named_paths
 from ddp_operator.api.status import DDPJobStatus, Failure
-from ddp_operator.api.values.text import clean, duration
+from ddp_operator.api.values.text import clean
 from ddp_operator.job.failure import symptoms
 from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.planning import gap_records
@@ -16,6 +16,7 @@ from ddp_operator.job.pods.state import CRASH_LOOP, GATED, UNSTARTABLE_REASONS
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUED
 from ddp_protocol.error_texts import PULLS
 
+from ddp_client.text import duration
 from ddp_client.views.job.snapshot import JobSnapshot
 from ddp_client.views.reasons import REASONS
 

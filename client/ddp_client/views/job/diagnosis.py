@@ -8,7 +8,7 @@ from typing import Final
 
 from ddp_operator.api.rules import warnings
 from ddp_operator.api.status import Failure
-from ddp_operator.api.values.text import clean, clean_lines, counted, duration, folded
+from ddp_operator.api.values.text import clean, counted
 from ddp_operator.job.failure import records
 from ddp_operator.job.planning.group import remarks
 from ddp_operator.job.pods.state import GATED
@@ -16,6 +16,7 @@ from ddp_operator.job.status.conditions import QUEUED
 from ddp_operator.job.status.progress import last_step_at
 from ddp_protocol.error_texts import AT_LOCALHOST
 
+from ddp_client.text import clean_lines, duration, folded
 from ddp_client.views.job import advice, group, pace, slow_rank
 from ddp_client.views.job.last_words import readable
 from ddp_client.views.job.memory import memory_checkpoint

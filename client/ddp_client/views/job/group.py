@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.values.text import clean, counted, duration
+from ddp_operator.api.values.text import clean, counted
 from ddp_operator.job.membership.world import format_slots, members
 from ddp_operator.job.planning import gap_records
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Gap, Observed
 
+from ddp_client.text import duration
 from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.snapshot import JobSnapshot
 

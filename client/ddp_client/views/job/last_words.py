@@ -4,7 +4,7 @@ import json
 import math
 from typing import Any, Final
 
-from ddp_operator.api.values.text import clean_lines, number
+from ddp_client.text import clean_lines, number
 
 _MARK: Final = "; rank 0 says: {"
 _MOST: Final = 2**53

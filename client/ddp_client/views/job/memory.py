@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from ddp_operator.api.values.text import clean, counted, duration, number
+from ddp_operator.api.values.text import clean, counted
 
+from ddp_client.text import duration, number
 from ddp_client.views.job.pace import ago
 from ddp_client.views.job.snapshot import JobSnapshot
 

@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.api.values.text import duration
 from ddp_operator.job.status import goodput
 
+from ddp_client.text import duration
 from ddp_client.views.job.snapshot import JobSnapshot
 
 _TOO_SHORT: Final = 30.0

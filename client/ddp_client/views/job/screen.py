@@ -8,10 +8,11 @@ from ddp_operator.api import ranks
 from ddp_operator.api.code import Code
 from ddp_operator.api.rules.trainer import gpu_limits
 from ddp_operator.api.status import Failure
-from ddp_operator.api.values.text import clean, counted, duration, facts, number
+from ddp_operator.api.values.text import clean, counted
 from ddp_operator.job.failure import records
 from ddp_operator.job.status import goodput
 
+from ddp_client.text import duration, facts, number
 from ddp_client.views.job import group, pace, slow_rank
 from ddp_client.views.job.advice import operator_missing
 from ddp_client.views.job.last_words import readable

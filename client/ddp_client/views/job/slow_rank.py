@@ -3,8 +3,10 @@
 from datetime import datetime
 
 from ddp_operator.api.status import SlowRank
-from ddp_operator.api.values.text import clean, duration
+from ddp_operator.api.values.text import clean
 from ddp_operator.job.status.slow_rank import cost
+
+from ddp_client.text import duration
 
 
 def lines(slow: SlowRank, now: datetime) -> list[str]:

@@ -5,13 +5,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.values.text import duration
 from ddp_operator.job.planning import gap_records, gaps
 from ddp_operator.job.planning.cleanup import expiry
 from ddp_operator.job.planning.decisions import active_deadline
 from ddp_operator.job.planning.places.scheduling import timeout_due
 from ddp_operator.job.pods.observed import observe
 
+from ddp_client.text import duration
 from ddp_client.views.job import group
 from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.snapshot import JobSnapshot

@@ -10,7 +10,7 @@ from typing import Final
 import click
 from ddp_operator.api import ranks
 from ddp_operator.api.status import Failure
-from ddp_operator.api.values.text import clean, clean_output, counted
+from ddp_operator.api.values.text import clean, counted
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
@@ -19,6 +19,7 @@ from ddp_client.cli.commands.pods.selection import chosen_indexes, chosen_pods, 
 from ddp_client.remote.cluster import Cluster, NoSuchJobError
 from ddp_client.remote.following import MOST_HELD, followed
 from ddp_client.remote.logs import Line, Wanted, printed
+from ddp_client.text import clean_output
 from ddp_client.views.folding import fold, spans
 from ddp_client.views.job.last_words import log_lines
 from ddp_client.views.job.pods import Pods

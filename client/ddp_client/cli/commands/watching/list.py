@@ -6,13 +6,14 @@ import shutil
 from datetime import UTC, datetime
 
 import click
-from ddp_operator.api.values.text import clean, columns
+from ddp_operator.api.values.text import clean
 from ddp_operator.ports import Key, UnavailableError
 
 from ddp_client.cli import app
 from ddp_client.cli.commands.watching.live import Draw, drawing
 from ddp_client.remote.cluster import PATIENCE_SECONDS, Cluster
 from ddp_client.remote.pacing import LIST_SECONDS, pause
+from ddp_client.text import columns
 from ddp_client.views import listing
 from ddp_client.views.job.screen import change
 from ddp_client.views.job.snapshot import JobSnapshot
