@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, Final, cast
 
 import orjson
+from ddp_client.views.job.known_errors import known_error
 from ddp_operator.api import job as api_job
 from ddp_operator.api.command import started
 from ddp_operator.api.job import DDPJob
@@ -306,10 +307,10 @@ class _Calls:
         for function in (
             *(symptoms.last_words, symptoms.is_of_another_rank, symptoms.is_of_node),
             *(symptoms.is_of_command, symptoms.torchrun_rank, symptoms.headline),
-            symptoms.known,
         ):
             plain = function.__wrapped__
             yield plain.__name__, partial(plain, said)
+        yield "known_error", lambda: known_error(said)
         yield "plan, pod", lambda: plan(job, [state], later(90))
         after = plan(job, [state], later(90)).status
         yield "news", lambda: (news(job.status, after), forgotten(job.status, after))

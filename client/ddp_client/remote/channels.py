@@ -19,6 +19,8 @@ from ddp_operator.kube.errors import AnswerTooLargeError
 from ddp_operator.kube.resources import PODS
 from ddp_operator.ports import InvalidError, Key, UnavailableError
 
+from ddp_client.remote.websocket import websocket
+
 _V4: Final = "v4.channel.k8s.io"
 _V5: Final = "v5.channel.k8s.io"
 _CLOSE: Final = 255
@@ -107,7 +109,7 @@ async def open_exec(
     params = [("container", container), *(("command", word) for word in command)]
     params += [(name, "true") for name, value in wanted.items() if value]
     path = PODS.path(namespace=pod.namespace, name=pod.name, subresource="exec")
-    async with client.websocket(path, params=params, protocols=(_V5, _V4)) as socket:
+    async with websocket(client, path, params=params, protocols=(_V5, _V4)) as socket:
         yield Program(socket)
 
 
@@ -189,7 +191,7 @@ async def open_port(client: ApiClient, pod: Key, port: int) -> AsyncIterator[Por
     """
     path = PODS.path(namespace=pod.namespace, name=pod.name, subresource="portforward")
     params = [("ports", str(port))]
-    async with client.websocket(path, params=params, protocols=(_V4,)) as socket:
+    async with websocket(client, path, params=params, protocols=(_V4,)) as socket:
         yield Port(socket, port)
 
 

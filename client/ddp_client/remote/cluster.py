@@ -8,7 +8,6 @@ from typing import Any, Final
 import orjson
 from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, OPERATOR_LABELS, PLURAL, VERSION
 from ddp_operator.api.devices import has_accelerators
-from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube import (
@@ -30,6 +29,8 @@ from ddp_operator.ports import (
     NotFoundError,
     UnavailableError,
 )
+
+from ddp_client.pod_security import PodSecurity
 
 JOBS: Final = Resource(GROUP, VERSION, PLURAL)
 DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")

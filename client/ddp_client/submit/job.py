@@ -10,13 +10,10 @@ from ddp_operator.api.constants import (
     KIND,
 )
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.api.pod_security import (
-    RESTRICTED_CONTAINER,
-    RESTRICTED_POD,
-    PodSecurity,
-)
+from ddp_operator.api.pod_security import RESTRICTED_CONTAINER, RESTRICTED_POD
 from ddp_operator.ports import Manifest
 
+from ddp_client.pod_security import PodSecurity
 from ddp_client.submit.code import CodeFolder, pip_cache, set_variable
 from ddp_client.submit.command import pod_command
 from ddp_client.submit.request import JobRequest

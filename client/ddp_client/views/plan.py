@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
-from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.api.values.text import clean, counted
 
+from ddp_client.pod_security import PodSecurity
 from ddp_client.submit import JobRequest, ranks_per_pod
 from ddp_client.submit.code import pip_cache
 from ddp_client.submit.command import pod_command

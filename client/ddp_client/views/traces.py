@@ -2,13 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final
 
 from ddp_operator.api.values.text import clean, counted
 from ddp_operator.hang.stacks import in_spans
-from ddp_operator.hang.traces import TraceAnalysis
+from ddp_operator.hang.traces import Dump, Trace, TraceAnalysis, dump_of
 from ddp_operator.hang.traces.waits import Collective
 from ddp_operator.hang.traces.words import call_of, group_of, headline, name_of, time_of
+from ddp_protocol.message import Bounds, Count, Message
 
 from ddp_client.views.job.diagnosis import Diagnosis
 
@@ -24,6 +26,35 @@ _REMEDIES: Final = {
     "nobody": "check the network between the nodes; NCCL_DEBUG=INFO shows its connections",
     "no-wait": "kubectl ddp stacks NAME shows where the ranks are",
 }
+
+
+_Reason = Annotated[str, Bounds(0, 4096)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RankDump:
+    rank: Count
+    trace: Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReducedDumps(Message):
+    """The output of `python -m ddp_trainer.flight_recorder`."""
+
+    MAX_BYTES: ClassVar[int] = 8 * 1024 * 1024
+    """2 KB for each of 4,096 dumps, as many as that program reads."""
+
+    ranks: Annotated[tuple[_RankDump, ...], Bounds(0, 4096)]
+    unreadable: Annotated[Mapping[str, _Reason], Bounds(0, 4096)] = field(default_factory=dict)
+    """The reasons, by name of the file."""
+
+    def by_rank(self) -> Mapping[int, Dump]:
+        """Return the dumps by rank.
+
+        Raises:
+            InvalidMessageError: one refers to a call that it does not have.
+        """
+        return {each.rank: dump_of(each.trace) for each in self.ranks}
 
 
 def diagnosis(verdict: TraceAnalysis, unreadable: Mapping[str, str]) -> Diagnosis:

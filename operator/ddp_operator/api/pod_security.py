@@ -1,4 +1,4 @@
-"""Pod Security: the level that a namespace enforces, and the remedies for its refusals.
+"""Pod Security: what `restricted` admits, and the remedies for refusals.
 
 Levels: https://kubernetes.io/docs/concepts/security/pod-security-standards/. The texts of refusals
 come from Kubernetes' module `k8s.io/pod-security-admission`, package `policy`.
@@ -6,11 +6,9 @@ come from Kubernetes' module `k8s.io/pod-security-admission`, package `policy`.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Self
+from typing import Any, Final
 
 from ddp_operator.api.values.limits import MAX_REFUSAL, linear
-
-Level = Literal["privileged", "baseline", "restricted"]
 
 RESTRICTED_POD: Final[Mapping[str, Any]] = {
     "runAsNonRoot": True,
@@ -23,8 +21,6 @@ RESTRICTED_CONTAINER: Final[Mapping[str, Any]] = {
 }
 """The same for each of its containers, including init containers."""
 
-_LEVELS: Final[tuple[Level, ...]] = ("privileged", "baseline", "restricted")
-_LABEL: Final = "pod-security.kubernetes.io/enforce"
 _MOST_NAMES: Final = 3
 _MOST_CHARACTERS: Final = 1000
 """Limits of a remedy: it contains users' names and values."""
@@ -37,25 +33,6 @@ _ITEM: Final = linear(r"(?P<who>.+?) must (?P<no>not )include (?P<value>.+) in (
 _NAME: Final = linear(r'"([^"]*)"')
 _INSTEAD: Final = {"true": "false", "false": "true", "Unconfined": "RuntimeDefault"}
 """Values to set instead of forbidden ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class PodSecurity:
-    """The level that a namespace enforces by its labels."""
-
-    level: Level
-    version: str = "latest"
-    """The Kubernetes release of the rules."""
-
-    @classmethod
-    def of_labels(cls, labels: Mapping[str, str]) -> Self | None:
-        """Return what a namespace's labels enforce; None: the API server's default."""
-        said = labels.get(_LABEL)
-        if said is None:
-            return None
-        # Like the API server, take an unknown level as the strictest one.
-        level: Level = next((known for known in _LEVELS if known == said), "restricted")
-        return cls(level, labels.get(f"{_LABEL}-version", "latest"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
@@ -44,10 +44,6 @@ _FAILURES = (
     *(json.JSONDecodeError, RecursionError),
 )
 _CONNECT_TIMEOUT_SECONDS = 10.0
-# Response to an ordinary request where a WebSocket would have connected.
-_NOT_REFUSED = "Upgrade request required"
-# A connection to a pod may be silent for hours. If it answers no ping for half of this, it is dead.
-_HEARTBEAT_SECONDS = 30.0
 
 
 class ApiClient:
@@ -180,7 +176,7 @@ class ApiClient:
         read_timeout_seconds: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield one successful response. Reload refused credentials once and try again."""
-        session, credentials = self._open_session(), self.credentials
+        session, credentials = self.open_session(), self.credentials
         options: dict[str, Any] = {}
         if read_timeout_seconds is not None:
             options["timeout"] = aiohttp.ClientTimeout(
@@ -193,7 +189,7 @@ class ApiClient:
             if authorization is not None:
                 headers["Authorization"] = authorization
             # Read in each round: a refresh may bring other certificates.
-            options |= _connection_options(credentials)
+            options |= connection_options(credentials)
             if self._before_write is not None and method != "GET":
                 self._before_write()
             async with session.request(
@@ -215,60 +211,8 @@ class ApiClient:
                     )
             await credentials.refresh(refused=authorization)
 
-    @contextlib.asynccontextmanager
-    async def websocket(
-        self, path: str, *, params: Sequence[tuple[str, str]], protocols: Sequence[str]
-    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Open a connection that speaks one of these subprotocols. A parameter may occur many
-        times.
-
-        Raises the `ClusterError` for the response, or `UnavailableError`.
-        """
-        session, credentials = self._open_session(), self.credentials
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                for refreshed in (False, True):
-                    authorization = await credentials.authorization()
-                    try:
-                        socket_ = await session.ws_connect(
-                            URL(credentials.server + path, encoded=True).with_query(params),
-                            headers={"Authorization": authorization} if authorization else None,
-                            protocols=protocols,
-                            heartbeat=_HEARTBEAT_SECONDS,
-                            **_connection_options(credentials),
-                        )
-                        break
-                    except aiohttp.WSServerHandshakeError as error:
-                        if error.status != HTTPStatus.UNAUTHORIZED or refreshed:
-                            raise
-                    await credentials.refresh(refused=authorization)
-        except aiohttp.WSServerHandshakeError as error:
-            raise await self._refusal(error, path, params) from error
-        except (*_FAILURES, TimeoutError) as error:
-            raise self._counted(error, "GET", path) from error
-        async with socket_:
-            if socket_.protocol is None:
-                raise UnavailableError(f"GET {path}: the server speaks none of {protocols}")
-            yield socket_
-
-    async def _refusal(
-        self, error: aiohttp.WSServerHandshakeError, path: str, params: Sequence[tuple[str, str]]
-    ) -> ClusterError:
-        """Return why the connection was refused. The handshake loses the response's text, so send
-        an ordinary request, which is refused for the same reason with a text.
-        """
-        if error.status != HTTPStatus.UNAUTHORIZED and error.status < 500:
-            try:
-                async with self._send("GET", path, params=dict(params), headers={}):
-                    pass
-            except _FAILURES as refused:
-                told = refused.message if isinstance(refused, ClusterError) else ""
-                if told and told != _NOT_REFUSED:
-                    return self._counted(refused, "GET", path)
-        said = f"GET {path}: no connection, HTTP {error.status}".encode()
-        return error_from_response(error.status, said, retry_after=None)
-
-    def _open_session(self) -> aiohttp.ClientSession:
+    def open_session(self) -> aiohttp.ClientSession:
+        """Return the session of the `async with` block."""
         if self._session is None:
             raise RuntimeError("ApiClient is used outside its `async with` block")
         return self._session
@@ -316,7 +260,8 @@ class ApiClient:
         return failure
 
 
-def _connection_options(credentials: Credentials) -> dict[str, Any]:
+def connection_options(credentials: Credentials) -> dict[str, Any]:
+    """Return aiohttp's options for the proxy and the certificates of these credentials."""
     options: dict[str, Any] = {"proxy": credentials.proxy_url}
     if credentials.ssl_context is not None:
         options["ssl"] = credentials.ssl_context

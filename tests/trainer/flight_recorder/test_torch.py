@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_operator.hang.traces import ReducedDumps, analyse
+from ddp_client.views.traces import ReducedDumps
+from ddp_operator.hang.traces import analyse
 from ddp_trainer.flight_recorder.directory import reduce_directory
 
 from tests.trainer.support.pods import job

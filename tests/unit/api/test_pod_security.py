@@ -3,13 +3,12 @@ compare with a real API server.
 """
 
 import pytest
-from ddp_operator.api.pod_security import PodSecurity, read_refusal
+from ddp_operator.api.pod_security import read_refusal
 from ddp_operator.job.planning.convergence import explain_refusal
 
 from tests.good_manifests import Json, container, template
 from tests.unit.job.builders import fresh_job
 
-ENFORCE = "pod-security.kubernetes.io/enforce"
 POD: Json = {
     "initContainers": [{"name": "fetch"}],
     "containers": [{"name": "trainer"}, {"name": "logs"}],
@@ -139,22 +138,3 @@ def test_volume_that_the_operator_adds_is_traced_to_its_field() -> None:
         'change hostPath volumes (volume "ddp-checkpoints"); ddp-checkpoints comes from '
         "spec.checkpoint.hostPath"
     )
-
-
-@pytest.mark.parametrize(
-    ("labels", "found"),
-    [
-        ({}, None),
-        ({f"{ENFORCE}-version": "v1.30", "other": "restricted"}, None),
-        ({ENFORCE: "baseline"}, PodSecurity("baseline")),
-        (
-            {ENFORCE: "restricted", f"{ENFORCE}-version": "v1.30"},
-            PodSecurity("restricted", "v1.30"),
-        ),
-        ({ENFORCE: "Privileged"}, PodSecurity("restricted")),  # as the API server takes it
-    ],
-)
-def test_level_in_the_labels_of_a_namespace(
-    labels: dict[str, str], found: PodSecurity | None
-) -> None:
-    assert PodSecurity.of_labels(labels) == found

@@ -4,11 +4,11 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
+from ddp_client.pod_security import PodSecurity
 from ddp_client.submit import CodeFolder, JobRequest, JobRequestError, Mount, admitted, job_manifest
 from ddp_client.submit import code as code_module
 from ddp_client.submit.job import parsed
 from ddp_operator.api.code import Code, takes_code
-from ddp_operator.api.pod_security import PodSecurity
 from ddp_protocol import code_archive
 from ddp_protocol.code_archive import digest_of, make, pack
 

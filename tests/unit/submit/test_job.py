@@ -3,6 +3,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ddp_client.pod_security import PodSecurity
 from ddp_client.submit import (
     CheckpointLocation,
     GpuRequest,
@@ -20,7 +21,6 @@ from ddp_client.submit.job import parsed
 from ddp_client.submit.scripts import MAX_BYTES
 from ddp_operator.api import ranks
 from ddp_operator.api.gpus import GPUS
-from ddp_operator.api.pod_security import PodSecurity
 
 from tests.good_manifests import Json
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
-from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.api.rules import warnings
 from ddp_operator.api.values.text import clean
 from ddp_operator.ports import Key, Manifest
@@ -19,6 +18,7 @@ from ddp_client.cli.commands.running.following import deletion, existing, follow
 from ddp_client.cli.commands.running.into import run_into
 from ddp_client.cli.commands.running.locally import run_locally
 from ddp_client.cli.commands.running.request import request_of
+from ddp_client.pod_security import PodSecurity
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.submission import NameTakenError, submit
 from ddp_client.submit import (

@@ -22,7 +22,7 @@ from ddp_client.remote.own_remedies import own_remedies
 from ddp_client.remote.queues import queue_state
 from ddp_client.views.job.diagnosis import Diagnosis, diagnose
 from ddp_client.views.own_remedies import with_own
-from ddp_client.views.traces import as_dict, diagnosis
+from ddp_client.views.traces import ReducedDumps, as_dict, diagnosis
 
 _READER: Final = "ddp_trainer.flight_recorder"
 _SECONDS: Final = 600.0
@@ -77,8 +77,8 @@ def _explain_traces(path: Path, form: str | None) -> None:
             content = _reduced(path)
         else:
             with path.open("rb") as file:
-                content = file.read(traces.ReducedDumps.MAX_BYTES + 1)
-        dumps = traces.ReducedDumps.read(content)
+                content = file.read(ReducedDumps.MAX_BYTES + 1)
+        dumps = ReducedDumps.read(content)
         verdict = traces.analyse(dumps.by_rank())
     except OSError as error:
         raise click.ClickException(clean(f"{path}: {error.strerror}")) from None

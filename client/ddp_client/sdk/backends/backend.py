@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key, Manifest
 
+from ddp_client.pod_security import PodSecurity
 from ddp_client.remote.logs import LogSource
 from ddp_client.report import Facts
 from ddp_client.report.history import History

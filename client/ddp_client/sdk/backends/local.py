@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.tokens.access import Access
@@ -24,6 +23,7 @@ from ddp_client.local.machine import LocalCluster, Workdir, WorkdirInUseError
 from ddp_client.local.run.command import refuse_what_cannot_run
 from ddp_client.local.run.manifest import job_file
 from ddp_client.local.run.record import Record
+from ddp_client.pod_security import PodSecurity
 from ddp_client.remote.cluster import NoSuchJobError
 from ddp_client.remote.submission import NameTakenError
 from ddp_client.report import Facts

@@ -5,10 +5,10 @@ from typing import Final
 
 from ddp_operator.api import kubernetes
 from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL
-from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.api.values.text import clean, counted
 
 from ddp_client.documents import nested
+from ddp_client.pod_security import PodSecurity
 from ddp_client.submit.gpus import offered
 from ddp_client.views.doctor.facts import (
     Facts,

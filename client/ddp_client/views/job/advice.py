@@ -8,7 +8,6 @@ from ddp_operator.api.constants import EXIT_CONFIGURATION
 from ddp_operator.api.local_paths import local_paths, named_paths
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.api.values.text import clean
-from ddp_operator.job.failure import symptoms
 from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.planning import gap_records
 from ddp_operator.job.planning.gaps import UNSTARTABLE_SECONDS
@@ -17,6 +16,7 @@ from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUE
 from ddp_protocol.error_texts import PULLS
 
 from ddp_client.text import duration
+from ddp_client.views.job.known_errors import known_error
 from ddp_client.views.job.snapshot import JobSnapshot
 from ddp_client.views.reasons import REASONS
 
@@ -50,14 +50,14 @@ _BY_CLASS: Final = {
 
 def for_waiting(reason: str, message: str = "") -> str:
     """Return advice for pods, or a job, waiting for this reason; empty without any."""
-    if known := symptoms.known(message, reason):
+    if known := known_error(message, reason):
         return known.remedy
     return REASONS[reason].remedy if reason in _WAITING else ""
 
 
 def meaning(message: str, reason: str) -> list[str]:
     """Return what a message says, if it is a known error."""
-    known = symptoms.known(message, reason)
+    known = known_error(message, reason)
     return [f"a known error: {known.meaning}"] if known else []
 
 

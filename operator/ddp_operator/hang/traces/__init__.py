@@ -3,13 +3,12 @@
 from ddp_operator.hang.traces.analysis import analyse
 from ddp_operator.hang.traces.effort import TooMuchEffortError
 from ddp_operator.hang.traces.findings import Finding, TraceAnalysis
-from ddp_operator.hang.traces.records import Dump, ReducedDumps, Trace, dump_of
+from ddp_operator.hang.traces.records import Dump, Trace, dump_of
 from ddp_operator.hang.traces.words import headline
 
 __all__ = [
     "Dump",
     "Finding",
-    "ReducedDumps",
     "TooMuchEffortError",
     "Trace",
     "TraceAnalysis",

@@ -4,14 +4,13 @@ The answers come from pods. What all pods of a job may show together is limited 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Final, NamedTuple
 
 from ddp_protocol.message import Bounds, Count, InvalidMessageError, Message
 
 _Name = Annotated[str, Bounds(0, 200)]
 _Word = Annotated[str, Bounds(0, 64)]
-_Reason = Annotated[str, Bounds(0, 4096)]
 _Number = Annotated[int, Bounds(-1, 2**53 - 1)]
 _Place = Annotated[int, Bounds(-(2**16), 2**16)]
 _Span = Annotated[tuple[_Place, ...], Bounds(3, 3)]
@@ -159,29 +158,3 @@ def _ops(rows: Sequence[Sequence[int]], trace: Trace) -> list[Op]:
         ]
     except IndexError:
         raise InvalidMessageError("calls: an operation's call is missing") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RankDump:
-    rank: Count
-    trace: Trace
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReducedDumps(Message):
-    """The output of `python -m ddp_trainer.flight_recorder`."""
-
-    MAX_BYTES: ClassVar[int] = 8 * 1024 * 1024
-    """2 KB for each of 4,096 dumps, as many as that program reads."""
-
-    ranks: Annotated[tuple[_RankDump, ...], Bounds(0, 4096)]
-    unreadable: Annotated[Mapping[str, _Reason], Bounds(0, 4096)] = field(default_factory=dict)
-    """The reasons, by name of the file."""
-
-    def by_rank(self) -> Mapping[int, Dump]:
-        """Return the dumps by rank.
-
-        Raises:
-            InvalidMessageError: one refers to a call that it does not have.
-        """
-        return {each.rank: dump_of(each.trace) for each in self.ranks}

@@ -8,11 +8,11 @@ the 4 KB that a container may leave.
 """
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Annotated, Any, Final
+from functools import lru_cache
+from typing import Annotated, Final
 
 import re2
-from ddp_protocol.error_texts import KNOWN, WITH_REASON, Class, Known, any_of
+from ddp_protocol.error_texts import Class, any_of
 from ddp_protocol.message import OR_NONE, Count, InvalidMessageError, Message
 
 _PEER: Final = re2.compile(any_of(Class.GLOO, Class.PEER))
@@ -142,7 +142,7 @@ def headline(message: str) -> str:
     """Return one line: the exception that ended a program, with NCCL's cause, else the last line
     that is no stack frame.
     """
-    if said := _deciding_exception(message):
+    if said := deciding_exception(message):
         cause, name = _LAST_ERROR.search(said), _EXCEPTION.match(said)
         if cause and name:
             return f"{name['name']}: {cause[1].strip()}"
@@ -155,30 +155,7 @@ def headline(message: str) -> str:
     return next((line for line in reversed(lines) if not _FRAME.match(line)), lines[-1])
 
 
-@lru_cache(maxsize=_KEPT)
-def known(message: str, reason: str = "") -> Known | None:
-    """Return the known error in a message; `reason`: the kubelet's, if it wrote the message.
-
-    Text about a broken node counts anywhere, as in `is_of_node`. Otherwise the exception that ended
-    a Python program counts, not the log around it.
-    """
-    said = _deciding_exception(message) or message
-    lost_another = is_of_another_rank(message)
-    for each, pattern in _compiled(reason if reason in WITH_REASON else ""):
-        if each.class_ in (Class.GLOO, Class.PEER) and not lost_another:
-            continue
-        if pattern.search(message if each.class_ in (Class.DEVICE, Class.NODE) else said):
-            return each
-    return None
-
-
-@cache
-def _compiled(reason: str) -> list[tuple[Known, Any]]:
-    """Return the texts that count with this reason, in their order, and their patterns."""
-    return [(each, re2.compile(each.pattern)) for each in (*WITH_REASON.get(reason, ()), *KNOWN)]
-
-
-def _deciding_exception(message: str) -> str:
+def deciding_exception(message: str) -> str:
     """Return the exception that ended a Python program, with its text; empty without any."""
     said = _last_exceptions(message)
     own = (text for text in said if not _lost_another(text))

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from ddp_client.views.job.known_errors import known_error
 from ddp_operator.job.failure.symptoms import (
     is_of_another_rank,
     is_of_command,
     is_of_command_line,
     is_of_device,
     is_of_node,
-    known,
 )
 from ddp_protocol import error_texts
 from ddp_protocol.error_texts import KNOWN, TOPICS, WITH_REASON, Class, Known
@@ -36,7 +36,7 @@ def named(value: object) -> str | None:
 
 @pytest.mark.parametrize(("reason", "entry"), CASES, ids=named)
 def test_example_is_found_as_its_own_entry(reason: str, entry: Known) -> None:
-    assert known(entry.example, reason) is entry
+    assert known_error(entry.example, reason) is entry
     assert re.search(entry.pattern, entry.example), "the trainer uses Python's engine"
 
 
@@ -62,7 +62,7 @@ def test_example_is_found_in_a_traceback() -> None:
     for entry in KNOWN:
         # Only the last line of a traceback counts, except of broken nodes.
         if re.match(r"[\w.]*(Error|Exception): ", entry.example):
-            assert known(of_rank(3, entry.example)) is entry
+            assert known_error(of_rank(3, entry.example)) is entry
 
 
 def test_there_are_texts_of_all_topics_and_none_twice() -> None:
@@ -119,24 +119,26 @@ def test_table_imports_only_the_standard_library() -> None:
 
 class TestTextThatCounts:
     def test_unknown_text(self) -> None:
-        assert known("") is None
-        assert known(OWN) is None
+        assert known_error("") is None
+        assert known_error(OWN) is None
 
     def test_own_exception_hides_lost_peers_around_it(self) -> None:
-        assert known(of_rank(0, OWN) + TEARDOWN) is None
-        assert known(of_rank(0, CLOSED) + of_rank(1, OWN)) is None
+        assert known_error(of_rank(0, OWN) + TEARDOWN) is None
+        assert known_error(of_rank(0, CLOSED) + of_rank(1, OWN)) is None
 
     def test_torchrun_report_without_tracebacks_explains_nothing(self) -> None:
-        assert known("peer.cc: Connection closed by peer\n" + TORCHRUN) is None
+        assert known_error("peer.cc: Connection closed by peer\n" + TORCHRUN) is None
 
     def test_broken_node_counts_in_the_log_before_an_exception(self) -> None:
-        found = known("NVRM: GPU at PCI:0000:10:1c.0 has fallen off the bus\n" + of_rank(0, OWN))
+        found = known_error(
+            "NVRM: GPU at PCI:0000:10:1c.0 has fallen off the bus\n" + of_rank(0, OWN)
+        )
         assert found is not None
         assert found.class_ is Class.DEVICE
 
     def test_memory_held_by_another_process(self) -> None:
-        own = known("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
-        shared = known(
+        own = known_error("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+        shared = known_error(
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
             "total capacity of 79.11 GiB of which 2.93 GiB is free. Process 7 has 70.27 GiB memory "
             "in use. Including non-PyTorch memory, this process has 5.45 GiB memory in use."
@@ -148,9 +150,9 @@ class TestTextThatCounts:
 
     @pytest.mark.parametrize("text", ['secret "a" not found', "tag unknown", "access denied"])
     def test_words_of_the_kubelet_need_its_reason(self, text: str) -> None:
-        assert known(text) is None
-        assert known(text, "Error") is None
+        assert known_error(text) is None
+        assert known_error(text, "Error") is None
 
     def test_scheduler_with_several_reasons_is_not_explained(self) -> None:
         mixed = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 Insufficient cpu."
-        assert known(mixed) is None
+        assert known_error(mixed) is None

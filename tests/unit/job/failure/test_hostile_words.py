@@ -4,6 +4,7 @@ import time
 
 import orjson
 import pytest
+from ddp_client.views.job.known_errors import known_error
 from ddp_operator.job.failure import classes, records, symptoms
 from ddp_operator.job.planning.plan import plan
 
@@ -62,7 +63,6 @@ def seconds_for(message: str) -> float:
         symptoms.is_of_command,
         symptoms.torchrun_rank,
         symptoms.headline,
-        symptoms.known,
     ):
         function.cache_clear()
     began = time.process_time()
@@ -70,7 +70,7 @@ def seconds_for(message: str) -> float:
     failure = records.of_pod(job, pod, later(60))
     classes.is_consequence(failure)
     records.describe(failure)
-    symptoms.known(failure.message, failure.reason)
+    known_error(failure.message, failure.reason)
     return time.process_time() - began
 
 
