@@ -1,14 +1,14 @@
-"""Convert PyTorchJobs, TrainJobs, JobSets, Jobs, StatefulSets and torchrun commands to DDPJobs.
+"""Convert PyTorchJobs, TrainJobs, JobSets, Jobs and torchrun commands to DDPJobs.
 
 Pure functions: from text to manifests and notes. Each field of the source that is lost or changes
 its meaning gets a note.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator.api.constants import KIND, KUEUE_QUEUE
+from ddp_operator.api.constants import KIND
 
 from ddp_client.convert import batch, command_line, jobset, pytorchjob, trainjob
 from ddp_client.convert.notes import ConversionError, Note, Notes
@@ -21,13 +21,9 @@ __all__ = ["Conversion", "ConversionError", "Note", "of_command_line", "of_manif
 _PYTORCHJOB: Final = ("kubeflow.org/v1", "PyTorchJob")
 _GROUPS: Final = {"TrainJob": trainjob.GROUP, "JobSet": "jobset.x-k8s.io"}
 
-_PLAIN: Final[Mapping[tuple[str, str], Callable[[Source, Notes], dict[str, Any]]]] = {
-    ("batch/v1", "Job"): batch.convert_job,
-    ("apps/v1", "StatefulSet"): batch.convert_stateful_set,
-}
+_JOB: Final = ("batch/v1", "Job")
 _KNOWN: Final = (
-    f"{_PYTORCHJOB[0]} PyTorchJob, {trainjob.GROUP} TrainJob, jobset.x-k8s.io JobSet, "
-    "batch/v1 Job, apps/v1 StatefulSet"
+    f"{_PYTORCHJOB[0]} PyTorchJob, {trainjob.GROUP} TrainJob, jobset.x-k8s.io JobSet, batch/v1 Job"
 )
 
 _REMEDY: Final = "Or convert the command line: ddp convert -- torchrun ..."
@@ -40,6 +36,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
         "Write a batch/v1 Job with the task that trains; then set spec.scheduling.gang: volcano, "
         "and queueName"
     ),
+    "workload.codeflare.dev": "Convert the object in its spec.components",
 }
 """Advice for the jobs of some other API groups."""
 
@@ -64,13 +61,11 @@ def of_manifests(text: str) -> Sequence[Conversion]:
         ConversionError: the text cannot be read.
     """
     try:
-        whole = read(text)
+        documents = read(text)
     except DocumentError as error:
         raise ConversionError(str(error)) from None
-    documents = [inner for one in whole for inner in _unwrapped(one)]
     runtimes = [one for one in documents if one.get("kind") in trainjob.RUNTIMES]
-    wrappers = [_wrapper(one) for one in whole if one not in documents]
-    return [*wrappers, *(_converted(one, runtimes) for one in documents if one not in runtimes)]
+    return [_converted(one, runtimes) for one in documents if one not in runtimes]
 
 
 def of_command_line(argv: Sequence[str], *, image: str | None = None) -> Conversion:
@@ -111,48 +106,15 @@ def _manifest(
         return trainjob.convert(Source(document), runtimes, notes)
     if kind == "JobSet" and version.partition("/")[0] == _GROUPS[kind]:
         return jobset.convert(Source(document), notes)
-    if (version, kind) in _PLAIN and batch.trains(document):
-        return _PLAIN[version, kind](Source(document), notes)
+    if (version, kind) == _JOB and batch.trains(document):
+        return batch.convert_job(Source(document), notes)
     return None
-
-
-def _unwrapped(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the objects in an AppWrapper, with its queue; any other object unchanged."""
-    spec = document.get("spec")
-    if document.get("kind") != "AppWrapper" or not isinstance(spec, dict):
-        yield document
-        return
-    labels, annotations = (mapping(document, "metadata", n) for n in ("labels", "annotations"))
-    queue = labels.get(KUEUE_QUEUE) or annotations.get(KUEUE_QUEUE)
-    components = spec.get("components") or mapping(spec, "resources").get("GenericItems")
-    for one in components if isinstance(components, list) else [None]:
-        template = mapping(one, "template") or mapping(one, "generictemplate")
-        if not template:
-            raise ConversionError(
-                "spec.components: each must have a template with an object; correct it"
-            )
-        if queue and isinstance(metadata := template.setdefault("metadata", {}), dict):
-            metadata["labels"] = {KUEUE_QUEUE: queue, **mapping(metadata, "labels")}
-        yield template
-
-
-def _wrapper(document: dict[str, Any]) -> Conversion:
-    """Return the note about an AppWrapper: only its content is converted."""
-    name = mapping(document, "metadata").get("name", "")
-    notes = Notes()
-    notes.dropped(
-        f"{document.get('apiVersion')} AppWrapper",
-        "only the wrapped objects and the queue are converted; use spec.restart for retries, and "
-        "set other fields on the DDPJob",
-    )
-    return Conversion(f"AppWrapper {name}".strip(), None, notes.all())
 
 
 def _other(
     title: str, kind: str, version: str, document: dict[str, Any], notes: Notes
 ) -> Conversion:
-    is_plain_job = (version, kind) == ("batch/v1", "Job")
-    a_job = (kind.endswith("Job") and not is_plain_job) or "kubeflow.org" in version
+    a_job = (kind.endswith("Job") and (version, kind) != _JOB) or "kubeflow.org" in version
     if a_job or batch.trains(document):
         remedy = _REMEDIES.get(version.partition("/")[0], _REMEDY)
         known = f"cannot be converted; {_KNOWN} can. {remedy}"

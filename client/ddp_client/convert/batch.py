@@ -1,4 +1,4 @@
-"""Convert a Kubernetes Job or StatefulSet with pods that train as one group."""
+"""Convert a Kubernetes Job with pods that train as one group."""
 
 from typing import Any, Final
 
@@ -14,11 +14,6 @@ from ddp_client.documents import mapping
 
 _INDEX_LABELS: Final = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
 _INDEX: Final = "$(NODE_RANK)"
-_STATEFUL_HINTS: Final = {
-    "volumeClaimTemplates": "pods get no claims of their own; add volumes to the template",
-    "podManagementPolicy": "all pods start at once",
-    "updateStrategy": "a change of the pods' template replaces all pods",
-}
 
 
 def trains(document: dict[str, Any]) -> bool:
@@ -56,37 +51,9 @@ def convert_job(source: Source, notes: Notes) -> dict[str, Any]:
     return job.checked(meta, result, notes)
 
 
-def convert_stateful_set(source: Source, notes: Notes) -> dict[str, Any]:
-    """Convert one StatefulSet; fields left in the source are not carried over."""
-    source.forget("status")
-    meta = job.metadata(source, notes)
-    spec = source.at("spec")
-    spec.forget("selector", "revisionHistoryLimit", "minReadySeconds", "ordinals")
-    replicas = spec.integer("replicas", least=1) or 1
-    name, service = meta.fields["name"], spec.word("serviceName") or ""
-    notes.changed(
-        source.field("kind"),
-        "a StatefulSet restarts containers forever; a DDPJob succeeds when all pods succeed, and "
-        "restarts by spec.restart",
-    )
-    template = spec.fields("template")
-    if "'metadata.name'" in repr(template):
-        notes.changed(
-            f"{spec.field('template')}.spec.containers",
-            "a pod's name (metadata.name) may not end in its index; use NODE_RANK",
-        )
-    origin = _origin(name, template, {}, service)
-    result: dict[str, Any] = {"replicas": replicas}
-    jobset.from_template(template, spec.field("template"), meta, origin, result, notes)
-    notes.rest(source.rest(), _STATEFUL_HINTS)
-    return job.checked(meta, result, notes)
-
-
-def _origin(
-    name: str, template: dict[str, Any], names: dict[str, str], service: str = ""
-) -> Origin:
+def _origin(name: str, template: dict[str, Any], names: dict[str, str]) -> Origin:
     """Return how the pods found each other: by name and index, in the user's own Service."""
-    subdomain = service or str(mapping(template, "spec").get("subdomain", ""))
+    subdomain = str(mapping(template, "spec").get("subdomain", ""))
     # Without a Service pods have no host names, and a text "job-1" may mean anything.
     hosts = [Hosts(f"{name}-", 1, lambda number: number, f".{subdomain}")] if subdomain else []
     return Origin(

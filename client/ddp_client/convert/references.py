@@ -17,12 +17,12 @@ from ddp_client.convert.notes import Notes
 
 MASTER: Final = "$(MASTER_ADDR)"
 _FOREIGN: Final = re.compile(
-    r"(?:[\w-]+\.)*(?:kubeflow\.org|jobset\.sigs\.k8s\.io|(?:batch|apps|statefulset)\.kubernetes\.io"
+    r"(?:[\w-]+\.)*(?:kubeflow\.org|jobset\.sigs\.k8s\.io|(?:batch|apps)\.kubernetes\.io"
     r"|codeflare\.dev|sagemaker\.amazonaws\.com)/.+"
     r"|job-name|controller-uid|pytorch-(?:job-name|replica-type|replica-index)|group-name"
     r"|replica-(?:type|index|name)|job-role"
 )
-_CONVERTED: Final = ("PyTorchJob", "TrainJob", "JobSet", "StatefulSet")
+_CONVERTED: Final = ("PyTorchJob", "TrainJob", "JobSet")
 _OF_METADATA: Final = re.compile(r"metadata\.(?:labels|annotations)\['(?P<name>[^']+)'\]")
 
 

@@ -18,7 +18,7 @@ PLAIN_IMAGE = "plain-python:dev"
 RUNTIME = "probe"
 _FLAGS = ("--nnodes=2", "--master-port=29400")
 
-End = Literal["Succeeded", "Failed", "Running"]
+End = Literal["Succeeded", "Failed"]
 
 
 @dataclass(frozen=True)
@@ -107,21 +107,6 @@ def _indexed_job(name: str, command: Sequence[str], env: Any, *, pods: int = 2) 
     return _object("batch/v1", "Job", name, spec)
 
 
-def _stateful_set(name: str, command: Sequence[str], env: Any) -> Manifest:
-    labels = {"app": name}
-    spec = {
-        "replicas": 2,
-        "serviceName": name,
-        "podManagementPolicy": "Parallel",
-        "selector": {"matchLabels": labels},
-        "template": {
-            "metadata": {"labels": labels},
-            "spec": _pod(command, image=TRAINER_IMAGE, name="main", env=env),
-        },
-    }
-    return _object("apps/v1", "StatefulSet", name, spec)
-
-
 def _pytorch_job(name: str, spec: Any, **replicas: Any) -> Manifest:
     spec = {"pytorchReplicaSpecs": replicas, **spec}
     return _object("kubeflow.org/v1", "PyTorchJob", name, spec)
@@ -168,48 +153,6 @@ def _jobs_inputs() -> list[Input]:
             _indexed_job(name, command, _env({"ENDS": "0:3"})),
             [(0, 0), (1, 0)],
             end="Failed",
-            others=[_service(name, {"app": name})],
-        )
-    )
-    return found
-
-
-def _sets_inputs() -> list[Input]:
-    two = [(0, 0), (1, 0)]
-    name, stays = "set-shell", {"STAYS": "0 1 2 3"}
-    line = (
-        "exec torchrun --nnodes=2 --nproc-per-node=2 --node-rank=${HOSTNAME##*-} "
-        f"--master-addr={name}-0.{name} --master-port=29400 {PROBE}"
-    )
-    found = [
-        Input(
-            _stateful_set(name, ["sh", "-c", line], _env(stays)),
-            [(0, 0), (1, 1), (2, 0), (3, 1)],
-            end="Running",
-            others=[_service(name, {"app": name})],
-        )
-    ]
-    name = "set-label"
-    flags = ("--nproc-per-node=1", "--node-rank=$(INDEX)", f"--master-addr={name}-0.{name}")
-    env = _env(stays, INDEX="metadata.labels['apps.kubernetes.io/pod-index']")
-    found.append(
-        Input(
-            _stateful_set(name, ["torchrun", *_FLAGS, *flags, PROBE], env),
-            two,
-            end="Running",
-            env=[{"INDEX": "0"}, {"INDEX": "1"}],
-            others=[_service(name, {"app": name})],
-        )
-    )
-    name = "set-rendezvous"
-    flags = ("--rdzv-backend=c10d", f"--rdzv-endpoint={name}-0.{name}:29400", "--rdzv-id=1")
-    command = ["torchrun", "--nnodes=2", "--nproc-per-node=1", *flags, PROBE]
-    found.append(
-        Input(
-            _stateful_set(name, command, _env({**stays, "LR": "0.1"})),
-            two,
-            end="Running",
-            env=[{"LR": "0.1"}] * 2,
             others=[_service(name, {"app": name})],
         )
     )
@@ -396,7 +339,7 @@ def _trainjob_inputs() -> list[Input]:
 
 def automatic() -> list[Input]:
     """Return jobs of controllers in every cluster, and PyTorchJobs, which are only converted."""
-    return [*_jobs_inputs(), *_sets_inputs(), *_pytorch_inputs()]
+    return [*_jobs_inputs(), *_pytorch_inputs()]
 
 
 def of_peers() -> list[Input]:

@@ -45,7 +45,6 @@ CASES = [
 ]
 _SELECTORS = {
     "Job": "batch.kubernetes.io/job-name",
-    "StatefulSet": "app",
     "JobSet": "jobset.sigs.k8s.io/jobset-name",
     "TrainJob": "jobset.sigs.k8s.io/jobset-name",
 }
@@ -127,8 +126,6 @@ def _places(kubectl: Kubectl, selector: str, one: Input) -> Places:
 
 def _end(kubectl: Kubectl, one: Input) -> End | None:
     status = kubectl.get(one.kind.lower(), one.name).get("status", {})
-    if one.kind == "StatefulSet":
-        return "Running" if status.get("readyReplicas") == 2 else None
     ends: dict[str, End] = {"Complete": "Succeeded", "Completed": "Succeeded", "Failed": "Failed"}
     conditions = status.get("conditions", ())
     found = [ends.get(each["type"]) for each in conditions if each["status"] == "True"]

@@ -276,23 +276,6 @@ def test_field_at_another_place_of_a_ddpjob_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize("where", ["labels", "annotations"])
-def test_app_wrapper_is_unwrapped_with_a_note(where: str) -> None:
-    inner = pytorchjob(pod(container("pytorch", "torchrun", "a.py")), name="inner")
-    wrapper = {
-        "apiVersion": "workload.codeflare.dev/v1beta2",
-        "kind": "AppWrapper",
-        "metadata": {"name": "outer", where: {"kueue.x-k8s.io/queue-name": "team"}},
-        "spec": {"components": [{"template": inner}]},
-    }
-    found = convert_object(wrapper)
-    assert found.source == "PyTorchJob inner"
-    assert spec_of(found)["scheduling"] == {"queueName": "team"}
-    [about, _] = of_manifests(str(wrapper))
-    assert about.source == "AppWrapper outer"
-    assert "only the wrapped objects and the queue are converted" in notes(about)
-
-
 def test_an_indexed_job_is_a_group() -> None:
     trainer = container(
         *("t", "torchrun", "--nnodes=4", "--node-rank=$(JOB_COMPLETION_INDEX)"),
@@ -370,32 +353,21 @@ def test_object_that_names_the_old_job_gets_a_remedy(spec: Json, said: str) -> N
     assert said in notes(found)
 
 
-def test_a_stateful_set_that_trains_is_a_group() -> None:
-    line = "torchrun --nnodes=2 --node_rank=${HOSTNAME##*-} --master_addr=sts-0.sts a.py"
-    document = {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": {"name": "sts"},
-        "spec": {
-            "serviceName": "sts",
-            "replicas": 2,
-            "selector": {"matchLabels": {"app": "sts"}},
-            "volumeClaimTemplates": [{"metadata": {"name": "scratch"}}],
-            "template": pod(container("t", "bash", "-c", line, resources=gpus())),
-        },
-    }
-    found = convert_object(document)
-    assert spec_of(found)["replicas"] == 2
-    assert "--master_addr=$(MASTER_ADDR) a.py" in trainer_of(found)["command"][2]
-    assert "volumeClaimTemplates: pods get no claims of their own" in notes(found)
-    assert "a StatefulSet restarts containers forever" in notes(found)
-
-
 @pytest.mark.parametrize(
     ("kind", "spec", "remedy"),
     [
         ("v1 Pod", {"containers": [container("t", "torchrun", "a.py")]}, COMMAND_LINE),
         ("apps/v1 Deployment", {"template": pod(container("t", "torchrun", "a.py"))}, COMMAND_LINE),
+        ("apps/v1 StatefulSet", {"template": pod(container("t", resources=gpus()))}, COMMAND_LINE),
+        (
+            "workload.codeflare.dev/v1beta2 AppWrapper",
+            {
+                "components": [
+                    {"template": pytorchjob(pod(container("pytorch", "torchrun", "a.py")))}
+                ]
+            },
+            "Convert the object in its spec.components",
+        ),
         (
             "leaderworkerset.x-k8s.io/v1 LeaderWorkerSet",
             {"leaderWorkerTemplate": {"workerTemplate": pod(container("t", resources=gpus()))}},

@@ -28,8 +28,6 @@ _LONGEST: Final = 1024
 def convert(source: tuple[str, ...], output: str, image: str | None) -> None:
     """Convert PyTorchJobs, TrainJobs (with their runtimes), JobSets and Jobs in FILE to DDPJobs.
 
-    StatefulSets that train are converted too, and AppWrappers are unwrapped.
-
     FILE - is standard input. A command line can take the place of FILE:
 
         ddp convert -- torchrun --nnodes 2 train.py --lr 1
