@@ -380,17 +380,6 @@ async def test_events_reach_the_listener(
     await recorder.until(lambda: recorder.events == [event])
 
 
-async def test_service_of_another_owner_is_an_error(cluster: LocalCluster[PodState]) -> None:
-    def service(owner: str) -> dict[str, Any]:
-        reference = {"kind": "DDPJob", "name": "job", "uid": owner, "controller": True}
-        return {"metadata": {"namespace": "default", "name": "job", "ownerReferences": [reference]}}
-
-    await cluster.create_service(service("uid-1"))
-    await cluster.create_service(service("uid-1"))
-    with pytest.raises(AlreadyExistsError):
-        await cluster.create_service(service("uid-2"))
-
-
 async def test_pods_have_their_own_process_group(
     cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:

@@ -85,7 +85,6 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
             python=python,
         )
         self._jobs: dict[Key, dict[str, Any]] = {}
-        self._services: dict[Key, Manifest] = {}
         self._pods: dict[Key, LocalPod] = {}
         self._lives: dict[Key, asyncio.Task[None]] = {}
         self._resource_version = 0
@@ -229,13 +228,6 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
         if pod in self._pods:
             self._pods[pod].patch_labels(metadata.get("labels") or {})
 
-    async def create_service(self, manifest: Manifest) -> None:
-        """See `ports.Cluster`. A Service does nothing here, because all pods are on loopback."""
-        key = key_of(manifest)
-        if existing := self._services.get(key):
-            require_same_controller("service", key, existing=existing, wanted=manifest)
-        self._services[key] = manifest
-
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
     ) -> Manifest:
@@ -256,11 +248,6 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
         if stored is None or stored["metadata"]["uid"] != uid:
             return
         del self._jobs[job]
-        self._services = {
-            key: service
-            for key, service in self._services.items()
-            if controller_uid(service) != uid
-        }
         for key in [pod.key for pod in self._pods.values() if controller_uid(pod.manifest) == uid]:
             await self.delete_pod(key, grace_seconds=None)
         _soon(self._listener.job_deleted, job)

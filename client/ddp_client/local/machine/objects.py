@@ -14,6 +14,9 @@ class NoOtherObjects:
         """See `ports.Cluster`. This machine is the only node, so there is no choice."""
         return Nodes()
 
+    async def create_service(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`. All pods are on loopback."""
+
     async def create_secret(self, manifest: Manifest) -> None:
         """See `ports.Cluster`. Pods on one machine have their tokens in plain text."""
 
