@@ -29,8 +29,7 @@ MODULES: Final = (
     *("deepspeed.launcher.runner", "deepspeed.launcher.launch", "composer.cli.launcher"),
 )
 LAUNCHERS: Final = (*PROGRAMS, *MODULES)
-"""Programs that start several processes. Under another launcher, each rank would start all of
-them."""
+"""Programs that start several processes, under another launcher as many for each rank."""
 TUNE: Final = "tune run"
 """torchtune's launcher, which is one only if torchrun's options follow."""
 FABRIC: Final = ("fabric run", "lightning run model")
@@ -66,7 +65,7 @@ _BRANCHES: Final = linear(r"\|\||<<|=[\"'][^\"']*\s")
 _LEAST_LINE: Final = 1024
 """How much of MAX_SEARCHED each line takes at least, so that 8 may be nested."""
 _MAX_NESTED: Final = 2
-"""Variables that hold commands may hold commands in variables, so many times."""
+"""How deep commands in variables may be nested."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.engine.trainers.hangs import Hangs
 from ddp_operator.engine.trainers.launchers import Launchers
 from ddp_operator.engine.trainers.reports import PROGRESS_SECONDS, ProgressReports
+from ddp_operator.engine.trainers.trainers import Trainers
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     Cluster,
@@ -24,7 +25,6 @@ from ddp_operator.ports import (
     ConflictError,
     Key,
     Manifest,
-    Trainers,
     UnavailableError,
 )
 

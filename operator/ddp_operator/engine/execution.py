@@ -12,6 +12,7 @@ from ddp_operator.engine.job_cache import Entry
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.tokens.token_secrets import TokenSecrets
+from ddp_operator.engine.trainers.trainers import Trainers
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.places.queue import Upkeep
 from ddp_operator.job.pods import manifests
@@ -27,7 +28,6 @@ from ddp_operator.ports import (
     Key,
     NotLeaderError,
     NotServedError,
-    Trainers,
 )
 
 _CREATIONS_AT_ONCE: Final = 32

@@ -18,6 +18,7 @@ from ddp_operator.engine.status_writer import PROGRESS_WRITES_PER_SECOND, Status
 from ddp_operator.engine.trainers.hangs import Hangs
 from ddp_operator.engine.trainers.launchers import Launchers
 from ddp_operator.engine.trainers.reports import PROGRESS_SECONDS
+from ddp_operator.engine.trainers.trainers import Trainers
 from ddp_operator.hang.result import NOTHING_KNOWN
 from ddp_operator.job.membership.launchers import NO_LAUNCHERS
 from ddp_operator.job.planning.convergence import explain_refusal, report_refusal
@@ -45,7 +46,6 @@ from ddp_operator.ports import (
     Key,
     NamespaceEndsError,
     NotLeaderError,
-    Trainers,
     UnavailableError,
 )
 

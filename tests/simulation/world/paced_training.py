@@ -13,8 +13,9 @@ from random import Random
 from typing import Any
 
 from ddp_operator.api.constants import LABEL_ATTEMPT
+from ddp_operator.engine.trainers.trainers import NOTHING_YET
 from ddp_operator.job.membership.world import members
-from ddp_operator.ports import NOTHING_YET, Manifest
+from ddp_operator.ports import Manifest
 
 from tests.simulation.clock import BEGINNING
 from tests.simulation.simulation import Simulation

@@ -11,11 +11,12 @@ from ddp_operator.engine.job_cache import Entry
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.status_patch import as_stored
 from ddp_operator.engine.tokens.access import Access
+from ddp_operator.engine.trainers.trainers import Trainers
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube.view.cache import ObjectCache
-from ddp_operator.ports import Key, Manifest, Trainers
+from ddp_operator.ports import Key, Manifest
 
 from tests.simulation.clock import Clock, VirtualLoop
 from tests.simulation.world.cluster import RequestFaults, SimulatedCluster

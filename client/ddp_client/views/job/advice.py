@@ -1,5 +1,6 @@
 """Advice for a person, chosen by the reasons that the operator, kubelet and scheduler report."""
 
+import re
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Final
@@ -13,13 +14,15 @@ from ddp_operator.job.planning import gap_records
 from ddp_operator.job.planning.gaps import UNSTARTABLE_SECONDS
 from ddp_operator.job.pods.state import CRASH_LOOP, GATED, UNSTARTABLE_REASONS
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUED
-from ddp_protocol.error_texts import PULLS
+from ddp_protocol.error_texts import AT_LOCALHOST, PULLS
 
 from ddp_client.text import duration
 from ddp_client.views.job.known_errors import known_error
+from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.snapshot import JobSnapshot
 from ddp_client.views.reasons import REASONS
 
+_AT_LOCALHOST: Final = re.compile(AT_LOCALHOST)
 _PATIENCE_SECONDS: Final = 30.0
 """The longest time in which an operator that serves the namespace updates a new job's status."""
 
@@ -124,6 +127,18 @@ def for_pull(job: JobSnapshot, now: datetime) -> str:
         f"{REASONS[job.status.reason].remedy}. In {duration(max(left, 0))} the pod is given up; "
         "if a second node cannot find the image either, the job fails"
     )
+
+
+def own_localhost(failure: Failure, pods: Pods) -> str:
+    """Return advice for a rank that waited for rank 0 in its own pod; empty if none did."""
+    ended = {pod.key.name: pod.exit.message for pod in pods.current.values() if pod.exit}
+    for pod, message in {**ended, failure.pod or "": failure.message}.items():
+        if len(pods.states) > 1 and (address := _AT_LOCALHOST.search(message)):
+            return (
+                f"pod {clean(pod, 253)} waited for rank 0 at {address[1]}, which is that pod "
+                "itself: remove the line of the script that sets MASTER_ADDR"
+            )
+    return ""
 
 
 def operator_missing(job: JobSnapshot, now: datetime) -> str:

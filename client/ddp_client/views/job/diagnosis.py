@@ -1,6 +1,5 @@
 """Explain a job's state: one sentence, the evidence, and what to do."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,7 +13,6 @@ from ddp_operator.job.planning.group import remarks
 from ddp_operator.job.pods.state import GATED
 from ddp_operator.job.status.conditions import QUEUED
 from ddp_operator.job.status.progress import last_step_at
-from ddp_protocol.error_texts import AT_LOCALHOST
 
 from ddp_client.text import clean_lines, duration, folded
 from ddp_client.views.job import advice, group, pace, slow_rank
@@ -28,7 +26,6 @@ from ddp_client.views.reasons import REASONS
 
 _SILENT_SECONDS: Final = 600.0
 """A job without a step for this long may hang; evaluations and checkpoints take minutes."""
-_AT_LOCALHOST: Final = re.compile(AT_LOCALHOST)
 _LAST_WORDS: Final = 6
 _MOST_SIDE_CARS: Final = 3
 _LINE: Final = 160
@@ -237,21 +234,9 @@ def _blame(diagnosis: Diagnosis, failure: Failure | None, pods: Pods, now: datet
     diagnosis.evidence.append(in_words(failure, now))
     diagnosis.evidence += advice.meaning(failure.message, failure.reason)
     diagnosis.last_words = clean_lines(failure.message, last=_LAST_WORDS, limit=_LINE)
-    if remedy := _own_localhost(failure, pods):
+    if remedy := advice.own_localhost(failure, pods):
         diagnosis.remedies.append(remedy)
     diagnosis.remedies.append(advice.for_failure(failure, has_log=failure.pod in pods.names))
-
-
-def _own_localhost(failure: Failure, pods: Pods) -> str:
-    """Name the pod of a rank that waited for rank 0 in its own pod; empty if none did."""
-    ended = {pod.key.name: pod.exit.message for pod in pods.current.values() if pod.exit}
-    for pod, message in {**ended, failure.pod or "": failure.message}.items():
-        if len(pods.states) > 1 and (address := _AT_LOCALHOST.search(message)):
-            return (
-                f"pod {clean(pod, 253)} waited for rank 0 at {address[1]}, which is that pod "
-                "itself: remove the line of the script that sets MASTER_ADDR"
-            )
-    return ""
 
 
 def _past(job: JobSnapshot, now: datetime) -> Iterable[str]:

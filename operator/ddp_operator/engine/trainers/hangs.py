@@ -13,10 +13,11 @@ from typing import Final, NamedTuple
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import JobCache
+from ddp_operator.engine.trainers.trainers import Trainers
 from ddp_operator.hang import evidence
 from ddp_operator.hang.result import NOTHING_KNOWN, Hang
 from ddp_operator.job.membership.world import world_of
-from ddp_operator.ports import Key, Trainers
+from ddp_operator.ports import Key
 
 logger = logging.getLogger(__name__)
 

@@ -28,11 +28,12 @@ from ddp_operator.engine.trainers.launcher_pods import (
     speakers,
 )
 from ddp_operator.engine.trainers.slots import FairSlots
+from ddp_operator.engine.trainers.trainers import Trainers
 from ddp_operator.job.membership.launchers import NO_LAUNCHERS, Assignment, LauncherStates
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.pods.observed import with_own_address
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Cluster, Key, OutOfFilesError, Trainers
+from ddp_operator.ports import Cluster, Key, OutOfFilesError
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,12 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.queue import WorkQueue
 from ddp_operator.engine.trainers import log_progress
+from ddp_operator.engine.trainers.trainers import NOTHING_YET, Trainers
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.goodput import is_down
 from ddp_operator.job.status.progress import Report
-from ddp_operator.ports import NOTHING_YET, Cluster, ClusterError, Key, Trainers
+from ddp_operator.ports import Cluster, ClusterError, Key
 
 logger = logging.getLogger(__name__)
 
