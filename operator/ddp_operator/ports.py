@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 Manifest = Mapping[str, Any]
 
@@ -24,6 +24,11 @@ class Key(NamedTuple):
 
     namespace: str
     name: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Key":
+        """Return the key of an object."""
+        return cls(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -98,6 +103,10 @@ class ClusterError(Exception):
         super().__init__(message)
         self.message = message
         self.status = status
+
+    def because(self, need: str) -> Self:
+        """Return the same error, whose message also says what the request was for."""
+        return type(self)(f"{self.message}: {need}", status=self.status)
 
 
 class MalformedError(ValueError):

@@ -182,8 +182,7 @@ class Collector:
 
     async def _logs(self, folder: str, pods: list[Manifest], *, most: int) -> None:
         for pod in pods[:most]:
-            metadata = pod["metadata"]
-            key = Key(metadata["namespace"], metadata["name"])
+            key = Key.of(pod)
             for container in _containers(pod):
                 try:
                     text = await self._log_end(key, container)

@@ -79,8 +79,7 @@ async def keep_workload(cluster: Cluster[PodState], job: DDPJob) -> Manifest | N
             await cluster.patch_status_of(stored, status)
         return multikueue.finished(stored)
     except (NotFoundError, NotServedError, ForbiddenError) as error:
-        message = f"{error.message}: {multikueue.NEEDS}"
-        raise type(error)(message, status=error.status) from None
+        raise error.because(multikueue.NEEDS) from None
 
 
 async def begin_copy(cluster: Cluster[PodState], job: DDPJob) -> Plan | None:

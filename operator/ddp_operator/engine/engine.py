@@ -129,8 +129,7 @@ class Engine:
 
     def job_changed(self, manifest: Manifest) -> None:
         """Store a changed job in the cache, and enqueue it if the change was new."""
-        metadata = manifest["metadata"]
-        key = Key(metadata["namespace"], metadata["name"])
+        key = Key.of(manifest)
         try:
             is_news = self.jobs.put(manifest)
         except Exception:  # a bug; one job must never stop the others

@@ -236,8 +236,7 @@ class Execution:
         try:
             await self._cluster.apply(needed.manifest)
         except (NotServedError, ForbiddenError) as error:
-            message = f"{error.message}: {needed.needs}"
-            raise type(error)(message, status=error.status) from None
+            raise error.because(needed.needs) from None
 
     def _had_pods(self, job: DDPJob) -> bool:
         """Return whether the server has accepted a pod of this spec, so that the template is not at

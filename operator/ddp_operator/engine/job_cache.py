@@ -126,8 +126,7 @@ class JobCache:
         An echo or a late report of an older state changes nothing: responses to our own writes
         enter the cache at once, and the watch reports them later.
         """
-        metadata = manifest["metadata"]
-        key = Key(metadata["namespace"], metadata["name"])
+        key, metadata = Key.of(manifest), manifest["metadata"]
         known = self._entries.get(key)
         if known is not None and not _newer(_version(metadata), than=known.version):
             if written_at is not None:  # the watch was faster than the response
@@ -153,8 +152,7 @@ class JobCache:
         If the entry has not changed since, the read version is right even if it is older: then the
         server's storage was restored from a backup.
         """
-        metadata = manifest["metadata"]
-        key = Key(metadata["namespace"], metadata["name"])
+        key, metadata = Key.of(manifest), manifest["metadata"]
         self._doubtful.discard(key)
         if self._entries.get(key) is not knowing:
             self.put(manifest)

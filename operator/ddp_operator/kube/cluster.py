@@ -143,9 +143,7 @@ class KubeCluster(Generic[PodT]):
 
     async def delete(self, stored: Manifest) -> None:
         """See `ports.Cluster`."""
-        metadata = stored["metadata"]
-        key = Key(metadata["namespace"], metadata["name"])
-        await self._delete(resource_of(stored), key, uid=metadata["uid"])
+        await self._delete(resource_of(stored), Key.of(stored), uid=stored["metadata"]["uid"])
 
     async def set_priority_boost(self, workload: Key, boost: int) -> None:
         """See `ports.Cluster`."""
@@ -284,7 +282,7 @@ class KubeCluster(Generic[PodT]):
 
     async def _create(self, resource: Resource, manifest: Manifest) -> Manifest:
         """Create an object and return it as stored, possibly by an earlier attempt of ours."""
-        key = Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        key = Key.of(manifest)
         collection = resource.path(namespace=key.namespace)
         for _ in range(_CREATE_ATTEMPTS):
             try:

@@ -69,8 +69,7 @@ class EventRecorder:
                 task.cancel()
 
     async def _post(self, about: Manifest, event: Event) -> None:
-        metadata = about["metadata"]
-        job = Key(metadata["namespace"], metadata["name"])
+        job = Key.of(about)
         async with self._slots:
             try:
                 await self._client.request(

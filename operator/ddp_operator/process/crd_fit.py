@@ -11,8 +11,9 @@ from ddp_operator.api.schema.comparison import Difference, compare
 from ddp_operator.api.status import decisive_names
 from ddp_operator.job.planning.words import some
 from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, ApiClient, Permission, check_access
+from ddp_operator.kube.repeated_log import RepeatedLog
 from ddp_operator.ports import NotFoundError
-from ddp_operator.process.startup import APPLY_CRD, WaitLog, when_reachable
+from ddp_operator.process.startup import APPLY_CRD, when_reachable
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ async def when_crd_fits(client: ApiClient, note: Callable[[Difference], None]) -
     """Wait until the installed CRD has all status fields that decisions read, and log how it
     differs from this release's. `note` receives each comparison.
     """
-    log = WaitLog(logging.ERROR)
+    log = RepeatedLog(logger)
     while True:
         found = await when_reachable(lambda: crd_difference(client))
         note(found)
@@ -35,8 +36,9 @@ async def when_crd_fits(client: ApiClient, note: Callable[[Difference], None]) -
             waits = ", which waits for a newer one before it acts" if missing else ""
             names = some(sorted(missing or found.lacking))
             log.add(
+                logging.ERROR,
                 f"the CRD is older than this operator{waits}: the server drops or refuses {names}: "
-                f"apply the CRD of this release, {__version__} ({APPLY_CRD})"
+                f"apply the CRD of this release, {__version__} ({APPLY_CRD})",
             )
         if not missing:
             break

@@ -45,10 +45,8 @@ def registry_for(
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_event(event: kopf.RawEvent, **_: Any) -> None:
         manifest = event["object"]
-        metadata = manifest["metadata"]
         if event["type"] == "DELETED":
-            key = Key(metadata["namespace"], metadata["name"])
-            engine.job_gone(key, uid=metadata["uid"])
+            engine.job_gone(Key.of(manifest), uid=manifest["metadata"]["uid"])
         else:
             engine.job_changed(manifest)
 

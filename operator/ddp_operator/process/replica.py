@@ -223,8 +223,7 @@ class Replica:
         path = JOBS.path(namespace=self._namespace)
         async for manifests, _ in list_pages(self._client, path):
             for manifest in manifests:
-                metadata = manifest["metadata"]
-                listed[Key(metadata["namespace"], metadata["name"])] = metadata["uid"]
+                listed[Key.of(manifest)] = manifest["metadata"]["uid"]
                 self._engine.job_changed(manifest)
         self._engine.jobs.prune(known, existing=listed)
 

@@ -31,6 +31,7 @@ from ddp_operator.kube import (
     check_served,
     own_secret,
 )
+from ddp_operator.kube.repeated_log import RepeatedLog
 from ddp_operator.ports import ForbiddenError, Key, NotFoundError, UnavailableError
 from ddp_operator.process.handlers import JOBS
 
@@ -39,8 +40,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_SECONDS: Final = 2.0
-_LOG_SECONDS: Final = 60.0
-"""How often the same reason for waiting is logged."""
 _SETTLE_SECONDS: Final = 30.0
 """A server that has just started answers before it has loaded all CRDs and roles."""
 
@@ -89,22 +88,6 @@ class StartupError(Exception):
     """The operator cannot work here. The message says what is missing, in one line."""
 
 
-class WaitLog:
-    """Logs why the operator waits: at once if the reason is new, then once a minute."""
-
-    def __init__(self, level: int) -> None:
-        self._level = level
-        self._message = ""
-        self._due = 0.0
-
-    def add(self, message: str) -> None:
-        """Log a reason if it is due."""
-        now = asyncio.get_running_loop().time()
-        if message != self._message or now >= self._due:
-            self._message, self._due = message, now + _LOG_SECONDS
-            logger.log(self._level, "%s", message)
-
-
 async def when_reachable(look: Callable[[], Awaitable[T]]) -> T:
     """Return the result of `look` once the API server answers, however long that takes.
 
@@ -112,17 +95,17 @@ async def when_reachable(look: Callable[[], Awaitable[T]]) -> T:
         StartupError: raised by `look`. It is retried for a while after the server has returned.
     """
     now = asyncio.get_running_loop().time
-    log, settled_at = WaitLog(logging.WARNING), now()
+    log, settled_at = RepeatedLog(logger), now()
     while True:
         try:
             return await look()
         except UnavailableError as error:
-            log.add(f"waiting for the API server: {error.message}")
+            log.add(logging.WARNING, f"waiting for the API server: {error.message}")
             settled_at = now() + _SETTLE_SECONDS
         except StartupError as error:
             if now() >= settled_at:
                 raise
-            log.add(f"waiting for the API server, which has just started: {error}")
+            log.add(logging.WARNING, f"waiting for the API server, which has just started: {error}")
         await asyncio.sleep(_RETRY_SECONDS)
 
 

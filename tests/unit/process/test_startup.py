@@ -12,7 +12,7 @@ from ddp_operator import __version__
 from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.job.pods.fabrics import SideCars
-from ddp_operator.kube import ApiClient
+from ddp_operator.kube import ApiClient, repeated_log
 from ddp_operator.ports import ForbiddenError, Key, NotFoundError, UnavailableError
 from ddp_operator.process import crd_fit, startup
 
@@ -51,7 +51,7 @@ async def test_unreachable_server_is_awaited_and_logged_once_a_minute(
     said = [message.removeprefix("waiting for the API server: ") for message in caplog.messages]
     assert said == ["connection refused", "no route", "connection refused"]
     caplog.clear()
-    monkeypatch.setattr(startup, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(repeated_log, "SECONDS", 0.0)
     with caplog.at_level(logging.WARNING):
         assert await reach(*[UNREACHABLE] * 3, "here") == "here"
     assert len(caplog.messages) == 3

@@ -27,7 +27,6 @@ from ddp_client.local.machine.loopback import LoopbackAddresses, LoopbackPorts
 from ddp_client.local.machine.objects import (
     NoOtherObjects,
     controller_uid,
-    key_of,
     merged,
     require_same_controller,
 )
@@ -109,7 +108,7 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
             AlreadyExistsError: a job of that name exists.
         """
         job = deepcopy(dict(manifest))
-        key = key_of(job)
+        key = Key.of(job)
         if key in self._jobs:
             raise AlreadyExistsError(f"ddpjob {key} already exists", status=409)
         job["metadata"].update(
@@ -177,10 +176,10 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
 
     async def create_pod(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""
-        key = key_of(manifest)
+        key = Key.of(manifest)
         existing = self._pods.get(key)
         if existing is not None:
-            require_same_controller("pod", key, existing=existing.manifest, wanted=manifest)
+            require_same_controller(existing=existing.manifest, wanted=manifest)
             return
         pod = LocalPod(
             manifest, self._machine, changed=self._pod_changed, on_line=self._listener.pod_logged
@@ -264,7 +263,7 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
 
     async def emit_event(self, job: Manifest, event: Event) -> None:
         """See `ports.Cluster`."""
-        _soon(self._listener.event_emitted, key_of(job), event)
+        _soon(self._listener.event_emitted, Key.of(job), event)
 
     def _store(self, key: Key, job: dict[str, Any]) -> Manifest:
         job["metadata"] = {**job["metadata"], "resourceVersion": self._next_version()}

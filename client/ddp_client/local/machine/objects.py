@@ -57,23 +57,19 @@ def merged(target: Any, patch: Any) -> Any:
     return result
 
 
-def key_of(manifest: Manifest) -> Key:
-    """Return the key of an object."""
-    return Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
-
-
 def controller_uid(manifest: Manifest) -> str | None:
     """Return the UID of an object's controller; None if it has none."""
     references = manifest["metadata"].get("ownerReferences") or ()
     return next((owner["uid"] for owner in references if owner.get("controller")), None)
 
 
-def require_same_controller(kind: str, key: Key, *, existing: Manifest, wanted: Manifest) -> None:
-    """Check that an existing object was created by an earlier attempt at the same call.
+def require_same_controller(*, existing: Manifest, wanted: Manifest) -> None:
+    """Check that an existing pod was created by an earlier attempt at the same call.
 
     Raises:
         AlreadyExistsError: it has another controller.
     """
     theirs = controller_uid(existing)
     if theirs is None or theirs != controller_uid(wanted):
-        raise AlreadyExistsError(f"{kind} {key} already exists and has another owner", status=409)
+        text = f"pod {Key.of(wanted)} already exists and has another owner"
+        raise AlreadyExistsError(text, status=409)

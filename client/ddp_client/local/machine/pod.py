@@ -68,7 +68,7 @@ class LocalPod:
         metadata["uid"] = str(uuid4())
         metadata["creationTimestamp"] = status.timestamp(_now())
         self.manifest["status"] = status.pending()
-        self.key = Key(metadata["namespace"], metadata["name"])
+        self.key = Key.of(manifest)
         self.job = Key(metadata["namespace"], (metadata.get("labels") or {})[LABEL_JOB_NAME])
         self._machine = machine
         self._changed = changed

@@ -194,7 +194,7 @@ class LocalBackend:
     def job_changed(self, job: Manifest) -> None:
         """See `local.Listener`."""
         self._engine.job_changed(job)
-        self._records[Key(job["metadata"]["namespace"], job["metadata"]["name"])].job(job)
+        self._records[Key.of(job)].job(job)
         self._tell()
 
     def job_deleted(self, job: Key) -> None:

@@ -49,7 +49,7 @@ class JobSnapshot:
         replicas, spares = spec.get("replicas", 1), spec.get("spares", 0)
         return cls(
             manifest=manifest,
-            key=Key(metadata["namespace"], metadata["name"]),
+            key=Key.of(manifest),
             uid=metadata["uid"],
             generation=metadata.get("generation", 0),
             created=datetime.fromisoformat(metadata["creationTimestamp"]),

@@ -46,5 +46,4 @@ class TokenSecrets:
         try:
             await self._cluster.create_secret(self._access.secret_manifest(job, key))
         except (ForbiddenError, InvalidError) as error:
-            message = f"{error.message}: this Secret provides DDP_TOKEN to pods"
-            raise type(error)(message, status=error.status) from None
+            raise error.because("this Secret provides DDP_TOKEN to pods") from None

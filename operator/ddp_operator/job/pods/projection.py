@@ -74,7 +74,7 @@ def project(manifest: Manifest) -> PodState:
     announced = (conditions.get(type_, {}) for type_ in _DISRUPTIONS)
     disruption: Manifest = next(filter(is_true, announced), {})
     return PodState(
-        key=Key(metadata["namespace"], metadata["name"]),
+        key=Key.of(manifest),
         # Interned, since thousands of pods share a few of these words.
         owner_uid=intern(owner.get("uid") or ""),
         identity=_identity(manifest, is_controlled=bool(owner)),

@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn, assert_never
 
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.election.rules import Candidate, LeaseRecord, Lost, Read, Timing, Wait, Write
+from ddp_operator.kube.repeated_log import RepeatedLog
 from ddp_operator.kube.resources import LEASES
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -22,9 +23,6 @@ from ddp_operator.ports import (
 )
 
 logger = logging.getLogger(__name__)
-
-_LOG_INTERVAL_SECONDS: Final = 60.0
-"""The same problem is logged once in this time."""
 
 _RELEASED_DURATION_SECONDS: Final = 1
 """Duration in a released lease: a program that ignores the missing holder then waits only this
@@ -71,7 +69,7 @@ class LeaderLease:
         self._collection = LEASES.path(namespace=lease.namespace)
         self._path = LEASES.path(namespace=lease.namespace, name=lease.name)
         self._has_written = False
-        self._logged: tuple[str, float] = ("", 0.0)
+        self._log = RepeatedLog(logger, clock=monotonic_clock)
         self.key = lease
         self.held = asyncio.Event()
 
@@ -139,7 +137,7 @@ class LeaderLease:
         record = _record(manifest, self._timing)
         self._candidate = self._candidate.read(record, at=monotonic_clock())
         if record.holder not in ("", self._candidate.identity):
-            self._log(logging.INFO, f"standing by: {record.holder} holds the lease {self.key}")
+            self._log.add(logging.INFO, f"standing by: {record.holder} holds the lease {self.key}")
 
     async def _write(self, sent_at: float) -> None:
         self._has_written = True
@@ -172,14 +170,7 @@ class LeaderLease:
 
     def _unanswered(self, error: ClusterError, sent_at: float) -> None:
         self._candidate = self._candidate.unanswered(sent_at=sent_at, at=monotonic_clock())
-        self._log(logging.WARNING, f"cannot reach the lease {self.key}: {error.message}")
-
-    def _log(self, level: int, message: str) -> None:
-        last, logged_at = self._logged
-        now = monotonic_clock()
-        if message != last or now - logged_at >= _LOG_INTERVAL_SECONDS:
-            logger.log(level, message)
-            self._logged = (message, now)
+        self._log.add(logging.WARNING, f"cannot reach the lease {self.key}: {error.message}")
 
     async def _request(
         self, method: str, path: str, timeout_seconds: float, body: Manifest | None = None

@@ -17,6 +17,7 @@ import orjson
 
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import GoneError, error_from_status
+from ddp_operator.kube.repeated_log import RepeatedLog
 from ddp_operator.kube.view.cache import Entry, ObjectCache
 from ddp_operator.kube.view.listing import PAGE_SIZE, list_pages
 from ddp_operator.ports import ClusterError, Key, MalformedError, Manifest, UnavailableError
@@ -32,8 +33,6 @@ _WATCH_SECONDS: Final = 240
 _WATCH_SLACK_SECONDS: Final = 15.0
 # A watch that lived this long, or delivered anything, ends a series of failures.
 _HEALTHY_SECONDS: Final = 5.0
-# The same reason for reconnecting is logged once in this time.
-_LOG_INTERVAL_SECONDS: Final = 60.0
 
 
 class Reflector(Generic[T]):
@@ -78,7 +77,7 @@ class Reflector(Generic[T]):
         # The wait that `refresh` may interrupt.
         self._pause: asyncio.Timeout | None = None
         self._trouble = "no answer yet"
-        self._logged: tuple[str, float] = ("", 0.0)
+        self._log = RepeatedLog(logger)
 
     def __len__(self) -> int:
         return len(self._cache)
@@ -166,7 +165,7 @@ class Reflector(Generic[T]):
             if not must_list and (healthy or self._cache.version > version):
                 backoff = self._first_backoff_seconds
             wait = backoff * random.uniform(0.5, 1.5)
-            self._log_reconnection(reason, wait)
+            self._log.add(logging.INFO, f"the watch on {self._path} reconnects: {reason}")
             await self._interrupted(asyncio.sleep(wait))
             backoff = min(2 * backoff, self._last_backoff_seconds)
 
@@ -180,13 +179,6 @@ class Reflector(Generic[T]):
         finally:
             self._pause = None
         return False
-
-    def _log_reconnection(self, reason: str, wait: float) -> None:
-        last_reason, logged_at = self._logged
-        now = time.monotonic()
-        if reason != last_reason or now - logged_at >= _LOG_INTERVAL_SECONDS:
-            logger.info("the watch on %s reconnects in %.1f s: %s", self._path, wait, reason)
-            self._logged = (reason, now)
 
     async def _list_as_asked(self) -> None:
         asked = self._asked  # before the list begins: it completes no later request
