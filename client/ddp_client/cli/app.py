@@ -101,7 +101,7 @@ def on_cluster(action: "Callable[[Cluster, str], Awaitable[T]]") -> T:
         NoSuchJobError,
         NotInstalledError,
     )
-    from ddp_client.views.changes import RefusedError  # noqa: PLC0415
+    from ddp_client.views.refused import RefusedError  # noqa: PLC0415
 
     settings = click.get_current_context().ensure_object(Settings)
 

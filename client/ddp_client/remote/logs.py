@@ -7,11 +7,12 @@ covers broken connections, pods that start late, and replacement pods.
 import asyncio
 import contextlib
 import heapq
+import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from ddp_operator.api.values.text import clean
 from ddp_operator.job.pods.state import PodState
@@ -94,6 +95,11 @@ class Wanted:
 
     tail: int | None = None
     since_seconds: int | None = None
+
+    @classmethod
+    def of(cls, tail: int | None, since_seconds: float | None) -> Self:
+        """Return the part of whole seconds that the API server knows."""
+        return cls(tail, None if since_seconds is None else max(math.ceil(since_seconds), 1))
 
     @property
     def options(self) -> dict[str, str]:

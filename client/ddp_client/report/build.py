@@ -193,7 +193,7 @@ def _order(pod: PodSpan) -> tuple[int, int, float, str]:
 def _ranks(job: JobSnapshot, index: int) -> str:
     if job.parsed is None:
         return ""
-    own = ranks.ranks(job.parsed.spec, index)
+    own = job.ranks_of(index)
     return str(own.start) if len(own) == 1 else f"{own.start}-{own.stop - 1}"
 
 

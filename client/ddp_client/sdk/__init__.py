@@ -22,7 +22,7 @@ from ddp_client.sdk.report import JobReport
 from ddp_client.sdk.result import JobResult
 from ddp_client.sdk.sync import Client, Job, LocalClient
 from ddp_client.submit import JobRequestError
-from ddp_client.views.changes import RefusedError
+from ddp_client.views.refused import RefusedError
 
 __all__ = [
     "AsyncClient",

@@ -13,6 +13,7 @@ from ddp_operator.api.values.text import clean
 from ddp_operator.ports import Key, Manifest, NotFoundError
 
 from ddp_client.remote.cluster import NoSuchJobError
+from ddp_client.remote.logs import Wanted
 from ddp_client.report.files import read_metrics
 from ddp_client.sdk import logs
 from ddp_client.sdk.backends.backend import Backend
@@ -155,9 +156,7 @@ class AsyncJob:
             RefusedError: no such ranks, or too many pods at a time.
         """
         read = logs.followed if follow else logs.until_now
-        lines = read(
-            self._backend, self._snapshot_and_pods, logs.wanted(tail, since_seconds), ranks
-        )
+        lines = read(self._backend, self._snapshot_and_pods, Wanted.of(tail, since_seconds), ranks)
         async with contextlib.aclosing(lines):
             async for line in lines:
                 yield line

@@ -16,10 +16,7 @@ from ddp_operator.job.planning.group.local_checkpoints import forbid_in_place
 from ddp_client.submit.code import CodeFolder, requirement_in
 from ddp_client.views.job.pace import ago
 from ddp_client.views.job.snapshot import JobSnapshot
-
-
-class RefusedError(Exception):
-    """The change would have no effect, or the API server would reject it; says what to do."""
+from ddp_client.views.refused import RefusedError
 
 
 @dataclass(frozen=True)

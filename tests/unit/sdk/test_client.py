@@ -16,7 +16,7 @@ from ddp_client.sdk import (
     NameTakenError,
     WaitTimeoutError,
 )
-from ddp_client.views.changes import RefusedError
+from ddp_client.views.refused import RefusedError
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.ports import ClusterError
 

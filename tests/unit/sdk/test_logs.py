@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ddp_client import AsyncClient
 from ddp_client.remote import following
-from ddp_client.views.changes import RefusedError
+from ddp_client.views.refused import RefusedError
 
 from tests.unit.cli.jobs import ESCAPES, stored, training
 from tests.unit.cli.test_logs import JOB, printed, started

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 from ddp_client.text import columns
 from ddp_client.views import changes, listing, waiting
-from ddp_client.views.changes import RefusedError
 from ddp_client.views.job.diagnosis import diagnose
 from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.screen import screen
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.refused import RefusedError
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.job.pods.state import PodState
 

@@ -1,7 +1,7 @@
 """A job's pods: the current ones, their states, and what they wait for."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,6 +72,15 @@ class Pods:
             outside=[outside[slot] for slot in sorted(outside)],
             wanted=max(job.parsed.spec.max_size - size, 0) if job.parsed else 0,
         )
+
+    def of_ranks(self, job: JobSnapshot, chosen: Collection[int]) -> list[PodState]:
+        """Return the pods of these ranks in order; without ranks, all pods.
+
+        Raises:
+            RefusedError: the job has no such rank, or its spec cannot be read.
+        """
+        indexes = job.indexes_of(chosen)
+        return [self.current[at] for at in sorted(self.current) if not chosen or at in indexes]
 
     @property
     def first_failed(self) -> PodState | None:

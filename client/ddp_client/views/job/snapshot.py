@@ -4,12 +4,13 @@ The operator or the CRD may be of another release. Fields that this release cann
 out, and `problem` names them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Self
 
+from ddp_operator.api import ranks
 from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.status import DDPJobStatus
@@ -17,6 +18,8 @@ from ddp_operator.job.membership.world import by_slot, slots_of
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Key, Manifest
 from pydantic import ValidationError
+
+from ddp_client.views.refused import RefusedError
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,25 @@ class JobSnapshot:
         index = self.node_ranks.get(slot, slot)
         at = Identity.at(slot, identity.attempt, identity.replacement, index=index)
         return replace(pod, identity=at)
+
+    def ranks_of(self, index: int) -> range:
+        """Return the ranks of the pod with this node rank; if the spec cannot be read, one."""
+        return ranks.ranks(self.parsed.spec, index) if self.parsed else range(index, index + 1)
+
+    def indexes_of(self, chosen: Collection[int]) -> set[int]:
+        """Return the node ranks of the pods of these ranks.
+
+        Raises:
+            RefusedError: the job has no such rank, or its spec cannot be read.
+        """
+        if not chosen:
+            return set()
+        if self.parsed is None:
+            raise RefusedError(f"cannot tell which pod has which rank: {self.problem}")
+        size = ranks.world_size(self.parsed.spec)
+        if not 0 <= min(chosen) <= max(chosen) < size:
+            raise RefusedError(f"rank {max(chosen)}: the job has ranks 0 to {size - 1} only")
+        return {ranks.pod_of(self.parsed.spec, rank) for rank in chosen}
 
     @property
     def unobserved(self) -> bool:

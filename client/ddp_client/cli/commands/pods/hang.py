@@ -12,11 +12,11 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
 from ddp_client.cli.app import fetch
-from ddp_client.cli.commands.pods.selection import chosen_pods, each_of
+from ddp_client.cli.commands.pods.selection import each_of
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.launcher import NoAnswerError, ask_launcher
 from ddp_client.views import live_hang as view
-from ddp_client.views.changes import RefusedError
+from ddp_client.views.refused import RefusedError
 
 _MOST_PODS: Final = 256
 """As the operator: a part of a larger job would mislead."""
@@ -33,7 +33,7 @@ async def look(cluster: Cluster, key: Key) -> view.LiveHang:
         RefusedError: the job's launchers cannot be asked.
     """
     job, pods = await fetch(cluster, key)
-    chosen, parsed = chosen_pods(job, pods, ()), job.parsed
+    chosen, parsed = pods.of_ranks(job, ()), job.parsed
     if parsed is None:
         raise RefusedError(f"--hang: cannot tell which pod has which rank: {job.problem}")
     if len(chosen) < len(job.slots):

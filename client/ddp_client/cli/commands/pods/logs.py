@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Final
@@ -15,7 +14,7 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
 from ddp_client.cli.app import fetch, job_argument, on_job, read_duration
-from ddp_client.cli.commands.pods.selection import chosen_indexes, chosen_pods, ranks_option
+from ddp_client.cli.commands.pods.selection import ranks_option
 from ddp_client.remote.cluster import Cluster, NoSuchJobError
 from ddp_client.remote.following import MOST_HELD, followed
 from ddp_client.remote.logs import Line, Wanted, printed
@@ -84,7 +83,7 @@ def logs(
     Each line begins with its rank. Without -f, lines are sorted by time, as far as the nodes'
     clocks agree.
     """
-    wanted = Wanted(tail, None if since is None else max(math.ceil(since), 1))
+    wanted = Wanted.of(tail, since)
     if follow and attempt is not None:
         raise click.UsageError("--attempt: an earlier attempt does not grow; leave --follow out")
 
@@ -102,7 +101,7 @@ async def _show_printed(
     cluster: Cluster, key: Key, wanted: Wanted, only: Collection[int], most: int, *, folds: bool
 ) -> None:
     job, pods = await fetch(cluster, key)
-    chosen = [pod for pod in chosen_pods(job, pods, only) if pod.started or pod.exit]
+    chosen = [pod for pod in pods.of_ranks(job, only) if pod.started or pod.exit]
     if not chosen:
         failures = [each for each in job.status.failures if each.action != "Ignore"]
         if job.status.finished:
@@ -120,7 +119,7 @@ async def _show_attempt(
     """Print the logs of an attempt's pods; of those that are gone, the recorded end."""
     manifest, all_pods = await asyncio.gather(cluster.job(key), cluster.pods(key))
     job = JobSnapshot.read(manifest)
-    indexes = chosen_indexes(job, only)
+    indexes = job.indexes_of(only)
     pods = [
         pod
         for pod in all_pods
@@ -143,7 +142,7 @@ async def _show_attempt(
 
 def _show_kept(job: JobSnapshot, failures: Sequence[Failure], only: Collection[int]) -> int:
     """Print what the job's status keeps of the logs of failed pods; return of how many pods."""
-    indexes, shown = chosen_indexes(job, only), 0
+    indexes, shown = job.indexes_of(only), 0
     for failure in failures:
         is_chosen = failure.index in indexes if failure.rank is None else failure.rank in only
         if only and not is_chosen:
@@ -191,7 +190,7 @@ async def follow_logs(
     before = 0
 
     def choose(job: JobSnapshot, pods: Pods) -> list[PodState]:
-        return chosen_pods(job, pods, only)
+        return pods.of_ranks(job, only)
 
     def updated(job: JobSnapshot, left_out: int) -> None:
         nonlocal before
@@ -246,4 +245,4 @@ def _own_ranks(job: JobSnapshot, index: int, rank: int | None) -> range:
     """Return one rank if it is known, otherwise all ranks of a pod."""
     if rank is not None:
         return range(rank, rank + 1)
-    return ranks.ranks(job.parsed.spec, index) if job.parsed else range(index, index + 1)
+    return job.ranks_of(index)

@@ -14,7 +14,7 @@ from ddp_client.cli.app import job_argument, on_job
 from ddp_client.cli.commands.pods.selection import rank_option, running_pod
 from ddp_client.remote.channels import Port, open_port
 from ddp_client.remote.cluster import Cluster, NoSuchJobError
-from ddp_client.views.changes import RefusedError
+from ddp_client.views.refused import RefusedError
 
 _PORTS: Final = re.compile(r"(?:(\d{0,5}):)?(\d{1,5})")
 _CONNECTIONS: Final = 32

@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import Final
 
 import click
-from ddp_operator.api import ranks
 from ddp_operator.api.values.text import clean, counted
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
 from ddp_client.cli.app import fetch, job_argument, on_job, read_duration
-from ddp_client.cli.commands.pods.selection import chosen_pods, ranks_option
+from ddp_client.cli.commands.pods.selection import ranks_option
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.launcher import NoAnswerError, ask_launcher
-from ddp_client.views.changes import RefusedError
 
 POLL_SECONDS: Final = 2.0
 """Seconds between two requests for a trace; each starts a program in the pod."""
@@ -75,10 +73,7 @@ def profile(
 
     async def act(cluster: Cluster, key: Key) -> list[str]:
         job, pods = await fetch(cluster, key)
-        by_index = {pod.identity.index: pod for pod in chosen_pods(job, pods, chosen)}
-        if job.parsed is None:
-            raise RefusedError(f"--rank: cannot tell which pod has which rank: {job.problem}")
-        of = {rank: by_index.get(ranks.pod_of(job.parsed.spec, rank)) for rank in chosen}
+        of = {rank: next(iter(pods.of_ranks(job, (rank,))), None) for rank in chosen}
         click.echo(
             f"Profiling {counted(steps, 'step')} of {counted(len(chosen), 'rank')}; this takes at "
             f"most {timeout:g} s.",

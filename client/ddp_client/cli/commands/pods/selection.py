@@ -1,19 +1,16 @@
 """Choose pods by the ranks that run in them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeVar
 
 import click
-from ddp_operator.api import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
 from ddp_client.cli.app import CommandT, fetch
 from ddp_client.remote.cluster import Cluster
-from ddp_client.views.changes import RefusedError
-from ddp_client.views.job.pods import Pods
-from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.refused import RefusedError
 
 T = TypeVar("T")
 
@@ -30,32 +27,6 @@ def ranks_option(text: str, **options: Any) -> Callable[[CommandT], CommandT]:
     return click.option(
         "--rank", "wanted_ranks", type=click.IntRange(0), multiple=True, help=text, **options
     )
-
-
-def chosen_pods(job: JobSnapshot, pods: Pods, only: Collection[int]) -> list[PodState]:
-    """Return the pods of these ranks in order; without ranks, all pods.
-
-    Raises:
-        RefusedError: the job has no such rank, or its spec cannot be read.
-    """
-    indexes = chosen_indexes(job, only)
-    return [pods.current[index] for index in sorted(pods.current) if not only or index in indexes]
-
-
-def chosen_indexes(job: JobSnapshot, only: Collection[int]) -> set[int]:
-    """Return the replica indexes of the pods of these ranks.
-
-    Raises:
-        RefusedError: the job has no such rank, or its spec cannot be read.
-    """
-    if not only:
-        return set()
-    if job.parsed is None:
-        raise RefusedError(f"--rank: cannot tell which pod has which rank: {job.problem}")
-    size = ranks.world_size(job.parsed.spec)
-    if max(only) >= size:
-        raise RefusedError(f"--rank {max(only)}: the job has ranks 0 to {size - 1} only")
-    return {ranks.pod_of(job.parsed.spec, rank) for rank in only}
 
 
 async def each_of(pods: Iterable[PodState], ask: Callable[[PodState], Awaitable[T]]) -> list[T]:
@@ -76,7 +47,7 @@ async def running_pod(cluster: Cluster, key: Key, rank: int) -> PodState:
         RefusedError: the pod does not run.
     """
     job, pods = await fetch(cluster, key)
-    running = [pod for pod in chosen_pods(job, pods, (rank,)) if pod.started and not pod.exit]
+    running = [pod for pod in pods.of_ranks(job, (rank,)) if pod.started and not pod.exit]
     if not running:
         raise RefusedError(
             f"the pod of rank {rank} is not running: `kubectl ddp status {key.name}` shows all pods"

@@ -4,17 +4,16 @@ import json
 from typing import Final
 
 import click
-from ddp_operator.api import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
 from ddp_client.cli.app import fetch, job_argument, on_job, print_lines, width
-from ddp_client.cli.commands.pods.selection import AT_ONCE, chosen_pods, each_of, ranks_option
+from ddp_client.cli.commands.pods.selection import AT_ONCE, each_of, ranks_option
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.launcher import NoAnswerError, ask_launcher
 from ddp_client.views import stacks as view
-from ddp_client.views.changes import RefusedError
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.refused import RefusedError
 
 _MOST_PODS: Final = 256
 _SECONDS: Final = 15.0
@@ -45,7 +44,7 @@ def stacks(name: str, wanted_ranks: tuple[int, ...], max_pods: int, form: str | 
 
     async def act(cluster: Cluster, key: Key) -> list[view.Found]:
         job, pods = await fetch(cluster, key)
-        chosen = chosen_pods(job, pods, wanted_ranks)
+        chosen = pods.of_ranks(job, wanted_ranks)
         if not chosen:
             raise RefusedError("the job has no pods now: run kubectl ddp why to see the reason")
         if len(chosen) > max_pods:
@@ -74,7 +73,7 @@ def stacks(name: str, wanted_ranks: tuple[int, ...], max_pods: int, form: str | 
 
 async def _ask(cluster: Cluster, job: JobSnapshot, pod: PodState) -> list[view.Found]:
     index, name = pod.identity.index, pod.key.name
-    own = ranks.ranks(job.parsed.spec, index) if job.parsed else range(index, index + 1)
+    own = job.ranks_of(index)
     if not pod.started:
         problem = "its pod has ended" if pod.exit else "its pod has not started"
         return [view.Found(rank, name, problem=problem) for rank in own]

@@ -24,9 +24,10 @@ from ddp_client.remote.code_upload import (
     send_code,
 )
 from ddp_client.submit import CodeFolder, JobRequestError
-from ddp_client.views.changes import Change, RefusedError, new_code
+from ddp_client.views.changes import Change, new_code
 from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.refused import RefusedError
 
 _TAKEN: Final = frozenset({"into", "workdir", "pip", "yes", "detach", "quietly"})
 """Options that `--into` follows; all others are in the job already."""
