@@ -297,11 +297,6 @@ GOOD_MANIFESTS: dict[str, Json] = {
     "a gang in a queue": job(
         replicas=2, scheduling={"gang": "coscheduling", "queueName": "team-a"}
     ),
-    "a gang of Volcano's, in a queue of Volcano's": job(
-        replicas=2,
-        scheduling={"gang": "volcano", "queueName": "team-a"},
-        restart={"scope": "Pod"},
-    ),
     "pods near each other": job(
         replicas=2, scheduling={"topology": {"level": "sub-block", "required": True}}
     ),

@@ -17,12 +17,10 @@ from tests.waiting import eventually
 
 COSCHEDULING: Final = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups")
 NATIVE: Final = Resource("scheduling.k8s.io", "v1beta1", "podgroups")
-VOLCANO: Final = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
 
 _COUNT: Final = {"type": "integer", "minimum": 1}
 _SPECS: Final[dict[Resource, dict[str, Any]]] = {
     COSCHEDULING: {"minMember": _COUNT, "scheduleTimeoutSeconds": {"type": "integer"}},
-    VOLCANO: {"minMember": _COUNT, "queue": {"type": "string"}},
 }
 
 

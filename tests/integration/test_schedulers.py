@@ -9,7 +9,7 @@ from tests.good_manifests import Json, job
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess, running_operator
-from tests.integration.pod_groups import COSCHEDULING, VOLCANO, group_of, served
+from tests.integration.pod_groups import COSCHEDULING, group_of, served
 from tests.integration.rights import INSTALLED, granted, roles_in, until_checks_report
 
 
@@ -18,9 +18,7 @@ def version(manifest: Json) -> int:
     return int(manifest["metadata"]["resourceVersion"])
 
 
-@pytest.mark.parametrize(
-    ("gang", "resource"), [("coscheduling", COSCHEDULING), ("volcano", VOLCANO)]
-)
+@pytest.mark.parametrize(("gang", "resource"), [("coscheduling", COSCHEDULING)])
 @pytest.mark.usefixtures("shared_operator")
 async def test_gang_has_its_group_before_its_pods_and_keeps_it(
     admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, gang: str, resource: Resource
@@ -93,16 +91,18 @@ async def test_gang_names_its_missing_parts_until_they_are_there(
         await until_checks_report(as_operator, own, "")
         log = tmp_path / "log"
         with running_operator(as_operator, log, namespace=own, options=options) as process:
-            await jobs.create(job(replicas=2, scheduling={"gang": "volcano"}))
-            needs = "spec.scheduling.gang: volcano needs Volcano's PodGroups"
+            await jobs.create(job(replicas=2, scheduling={"gang": "coscheduling"}))
+            needs = "spec.scheduling.gang: coscheduling needs the PodGroups of scheduler-plugins"
             await until_message(jobs, "is forbidden", needs, "manifests/components/gangs")
             async with granted(admin, own, roles_in("components/gangs/rbac.yaml")):
-                missing = f"the API server does not serve {VOLCANO} {VOLCANO.version}: {needs}"
+                missing = (
+                    f"the API server does not serve {COSCHEDULING} {COSCHEDULING.version}: {needs}"
+                )
                 await until_message(jobs, missing)
                 status = await jobs.status()
                 assert (status.phase, status.reason) == ("Pending", "PodsForbidden")
                 assert await jobs.pods() == {}
-                async with served(admin, VOLCANO):
+                async with served(admin, COSCHEDULING):
                     await jobs.until_pods("job-0-0", "job-0-1")
                     await jobs.discard()
             assert "Traceback" not in process.log

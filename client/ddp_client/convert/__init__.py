@@ -33,8 +33,8 @@ _REMEDIES: Final[Mapping[str, str]] = {
         "parallelism and completions"
     ),
     "batch.volcano.sh": (
-        "Write a batch/v1 Job with the task that trains; then set spec.scheduling.gang: volcano, "
-        "and queueName"
+        "Write a batch/v1 Job with the task that trains; then set spec.scheduling.gang to the "
+        "cluster's gang scheduler"
     ),
     "workload.codeflare.dev": "Convert the object in its spec.components",
 }

@@ -31,6 +31,9 @@ _KUEUE: Final = ("kueue.x-k8s.io/", "provreq.kueue.x-k8s.io/")
 """Prefixes of labels and annotations that Kueue reads; for DDPJobs it reads them on pods."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 MAX_RESTARTS: Final = 1000
+GANG: Final = (
+    "set spec.scheduling.gang to a gang scheduler other than Volcano, or queueName to a Kueue queue"
+)
 _HINTS: Final = {
     "alpha.jobset.sigs.k8s.io/exclusive-topology": (
         "spec.scheduling.topology keeps pods near each other; no field keeps other jobs away"
@@ -102,20 +105,11 @@ def with_metadata(template: dict[str, Any], meta: Metadata, path: str, notes: No
 
 def queued(spec: dict[str, Any], queue: str | None, notes: Notes) -> None:
     """Set the Kueue queue of a job, without which MultiKueue cannot run it."""
-    in_kueue = queue and spec.get("scheduling", {}).get("gang") != "volcano"
-    if not in_kueue and (who := spec.pop("managedBy", None)):
+    if not queue and (who := spec.pop("managedBy", None)):
         notes.dropped("managedBy", f"{who} runs only jobs in Kueue's queues")
     if not queue:
         return
-    scheduling = spec.setdefault("scheduling", {})
-    if not in_kueue:
-        notes.dropped(
-            f"metadata.labels[{KUEUE_QUEUE}]",
-            f"the job is in Volcano's queue; to use {queue} instead, set "
-            "spec.scheduling.queueName and remove gang",
-        )
-        return
-    scheduling["queueName"] = queue
+    spec.setdefault("scheduling", {})["queueName"] = queue
     if spec.pop("suspend", None):
         notes.changed(
             "spec.suspend", "Kueue suspended the job until admission; here it holds back the pods"

@@ -72,7 +72,7 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
     templates = [by_kind[kind].template for kind in kinds]
     if accelerator := job.accelerator(templates):
         result["accelerator"] = accelerator
-    _gang(run, templates[-1], result, notes)
+    _gang(run, result, notes)
     job.queued(result, queue, notes)
     result["template"] = templates[-1]
     _override(templates, result)
@@ -199,7 +199,7 @@ def _port(master: Pods) -> int | None:
     return master.master_port
 
 
-def _gang(run: Source, template: dict[str, Any], result: dict[str, Any], notes: Notes) -> None:
+def _gang(run: Source, result: dict[str, Any], notes: Notes) -> None:
     """Read gang scheduling. Only the training operator's flags name the scheduler."""
     policy = run.at("schedulingPolicy")
     if seconds := policy.integer("scheduleTimeoutSeconds"):
@@ -211,15 +211,10 @@ def _gang(run: Source, template: dict[str, Any], result: dict[str, Any], notes: 
         notes.changed(
             policy.field("minAvailable"), f"{available}; a gang always has all pods of the job"
         )
-    scheduler = template["spec"].get("schedulerName")
     queue = policy.word("queue")
-    if scheduler == "volcano" and (queue or available is not None):
-        result["scheduling"] = {"gang": "volcano", **({"queueName": queue} if queue else {})}
-    elif queue or available is not None:
+    if queue or available is not None:
         field = policy.field("queue" if queue else "minAvailable")
-        notes.dropped(
-            field, "set spec.scheduling.gang to the gang scheduler, and queueName to the queue"
-        )
+        notes.dropped(field, job.GANG)
 
 
 def _elastic(policy: Source, result: dict[str, Any], notes: Notes) -> None:

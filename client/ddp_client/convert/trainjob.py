@@ -22,14 +22,12 @@ _BUILT_IN: Final = "torch-distributed"
 _STEP_LABEL: Final = "trainer.kubeflow.org/trainjob-ancestor-step"
 _CONTAINER: Final = "node"
 _IMAGE: Final = "pytorch/pytorch"
-_VOLCANO_QUEUE: Final = "scheduling.volcano.sh/queue-name"
 _PATCHES: Final = ("podTemplateOverrides", "podSpecOverrides")
 _OTHER_POLICIES: Final = ("mpi", "flux", "jax", "xgboost")
 _HINTS: Final = {
     **jobset.HINTS,
     "initializer": "fetch data and models with an initContainer in spec.template, or earlier",
     "envInjection": "only the trainer's container gets the rendezvous variables",
-    "networkTopology": "spec.scheduling.topology keeps pods near each other",
     "metadata": "set it on the DDPJob if you need it",
 }
 
@@ -195,10 +193,8 @@ def _gang(runtime: Source, result: dict[str, Any], notes: Notes) -> None:
                 "if only some pods get nodes, all pods are deleted and tried again",
             )
     elif policy.has("volcano"):
-        result["scheduling"] = {"gang": "volcano"}
-        annotations = runtime.at("template").at("metadata").at("annotations")
-        if queue := annotations.word(_VOLCANO_QUEUE):
-            result["scheduling"]["queueName"] = queue
+        policy.forget("volcano")
+        notes.dropped(policy.field("volcano"), job.GANG)
 
 
 def _has_devices(template: dict[str, Any]) -> bool:

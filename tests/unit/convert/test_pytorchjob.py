@@ -29,7 +29,7 @@ def test_the_whole_example() -> None:
     assert spec["ttlSecondsAfterFinished"] == 600
     assert spec["activeDeadlineSeconds"] == 7200
     assert spec["schedulingTimeoutSeconds"] == 300
-    assert spec["scheduling"] == {"gang": "volcano", "queueName": "night"}
+    assert spec["scheduling"] == {"queueName": "gpus"}
     assert spec["accelerator"] == {"type": "nvidia-l4", "count": 2, "provisioning": "spot"}
     assert spec["restart"]["maxRestarts"] == 5
     codes = [code for rule in spec["restart"]["rules"] for code in rule["exitCodes"]]
@@ -199,10 +199,11 @@ def test_other_containers_that_use_the_master_get_a_note() -> None:
     ]
 
 
-def test_queue_of_volcano_wins_and_kueues_label_is_noted() -> None:
-    found = convert(PYTORCHJOB)
-    assert "metadata.labels[kueue.x-k8s.io/queue-name]" in fields(found)
-    assert spec_of(found)["suspend"] is True
+def test_gang_of_volcano_is_noted_with_what_to_set() -> None:
+    notes = {note.field: note for note in convert(PYTORCHJOB).notes}
+    queue = notes["spec.runPolicy.schedulingPolicy.queue"]
+    assert "a gang scheduler other than Volcano" in queue.text
+    assert not queue.carried
 
 
 def test_multikueue_is_kept_for_queued_jobs() -> None:

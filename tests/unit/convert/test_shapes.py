@@ -381,7 +381,7 @@ def test_object_that_names_the_old_job_gets_a_remedy(spec: Json, said: str) -> N
         (
             "batch.volcano.sh/v1alpha1 Job",
             {"minAvailable": 2, "tasks": [{"name": "w", "replicas": 2}]},
-            "spec.scheduling.gang: volcano",
+            "spec.scheduling.gang to the cluster's gang scheduler",
         ),
     ],
 )

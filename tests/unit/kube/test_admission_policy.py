@@ -93,7 +93,7 @@ async def sent(
     template = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "spec": {}}
     await cluster.apply({**manifests.service(job), **template})
     for replicas in (2, 3):
-        gang = DDPJob.parse(stored_job(replicas=replicas, scheduling={"gang": "volcano"}))
+        gang = DDPJob.parse(stored_job(replicas=replicas, scheduling={"gang": "coscheduling"}))
         for needed in prerequisites(gang):
             await cluster.apply(needed.manifest)
     elsewhere, suspended = (

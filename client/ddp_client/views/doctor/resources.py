@@ -23,7 +23,6 @@ NATIVE: Final = "Kubernetes' own gangs"
 SCHEDULERS: Final = {
     "Kueue": "scheduling.queueName",
     "coscheduling": "scheduling.gang: coscheduling",
-    "Volcano": "scheduling.gang: volcano",
     NATIVE: "scheduling.gang: native",
 }
 """Schedulers that place pods together, and the field that selects each."""

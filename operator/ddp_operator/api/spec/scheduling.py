@@ -43,16 +43,14 @@ class Scheduling(ApiModel):
         default=None,
         description=(
             "Kueue's LocalQueue in the job's namespace, in which the job's pods wait for quota "
-            "together; pods beyond elastic.minReplicas wait one by one. With gang: volcano, "
-            "Volcano's queue."
+            "together; pods beyond elastic.minReplicas wait one by one."
         ),
     )
-    gang: Literal["none", "native", "coscheduling", "volcano"] = Field(
+    gang: Literal["none", "native", "coscheduling"] = Field(
         default="none",
         description=(
             "Which scheduler places all pods or none. native: Kubernetes' own, from 1.37, with the "
-            "feature gate GenericWorkload. coscheduling: a scheduler with that plugin. volcano: "
-            "Volcano. The last two must be installed."
+            "feature gate GenericWorkload. coscheduling: a scheduler with that plugin."
         ),
     )
 
@@ -67,4 +65,4 @@ class Scheduling(ApiModel):
     @property
     def kueue_queue(self) -> str | None:
         """Kueue's queue, or None if the pods are in none."""
-        return None if self.gang == "volcano" else self.queue_name
+        return self.queue_name

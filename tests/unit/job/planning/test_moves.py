@@ -272,7 +272,7 @@ class TestLeavingNodes:
             {"restart": {"scope": "Auto"}},
             {"replicas": 1},
             {"scheduling": {"queueName": "research"}},
-            {"scheduling": {"gang": "volcano"}},
+            {"scheduling": {"gang": "coscheduling"}},
             {"overrides": [{"indexes": ["0"], "template": template(container())}]},
             {"restart": {"scope": "Pod", "rules": [
                 {"reasons": ["NodeLeaving"], "action": "RestartGang"}]}},

@@ -3,8 +3,7 @@
 https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/, "Inter-pod affinity": the
 first pod matches its own affinity and goes to any node with the label; the others follow it. Nobody
 checks first that the others fit there: that needs a scheduler that sees all of them, such as Kueue.
-Volcano and the coscheduling plugin ensure that a part of them keeps no node, but choose the first
-node no better. (Volcano's own network topology uses numbered tiers, not labels.)
+Gang schedulers ensure that a part of them keeps no node, but choose the first node no better.
 """
 
 from typing import Any, Final

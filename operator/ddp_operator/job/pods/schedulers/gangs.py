@@ -6,9 +6,6 @@
 - native: Kubernetes' own scheduler, from 1.37. From
   https://kubernetes.io/docs/concepts/workloads/podgroup-api/ and the API reference of 1.37
   (PodGroup, v1beta1). Earlier versions are alpha, differ from each other, and are not supported.
-- volcano: also waits until the group's queue has room. From pkg/apis/scheduling/v1beta1 of
-  https://github.com/volcano-sh/apis and the webhooks of https://github.com/volcano-sh/volcano,
-  which refuse pods of a group that does not exist.
 """
 
 from collections.abc import Callable
@@ -73,23 +70,6 @@ def _native_name(job: DDPJob) -> str:
     return f"{job.name}-{sha256(priority.encode()).hexdigest()[:8]}" if priority else job.name
 
 
-def _volcanic(job: DDPJob, pod: Manifest) -> dict[str, Any]:
-    """Return the pod, which Volcano schedules unless its template names another scheduler."""
-    made = marked(pod, annotations={"scheduling.k8s.io/group-name": job.name})
-    return {**made, "spec": {"schedulerName": "volcano", **pod["spec"]}}
-
-
-def _volcano_group(job: DDPJob) -> dict[str, Any]:
-    queue = job.spec.scheduling.queue_name if job.spec.scheduling else None
-    # Volcano's own default.
-    gang = {"minMember": job.spec.replicas, "queue": queue or "default"}
-    return {
-        "apiVersion": "scheduling.volcano.sh/v1beta1",
-        "kind": "PodGroup",
-        "spec": {**gang, **_priority_class(job)},
-    }
-
-
 def _priority_class(job: DDPJob) -> dict[str, str]:
     name = job.spec.template["spec"].get("priorityClassName")
     return {"priorityClassName": name} if name else {}
@@ -107,6 +87,5 @@ _GANGS: Final = {
     for name, member, group, groups in (
         ("coscheduling", _coscheduled, _coscheduling_group, "the PodGroups of scheduler-plugins"),
         ("native", _native, _native_group, _NATIVE_GROUPS),
-        ("volcano", _volcanic, _volcano_group, "Volcano's PodGroups"),
     )
 }

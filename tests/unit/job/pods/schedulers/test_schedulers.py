@@ -25,7 +25,6 @@ SCHEDULERS: dict[str, Json] = {
     "kueue": {"queueName": "team-a"},
     "native": {"gang": "native"},
     "coscheduling": {"gang": "coscheduling"},
-    "volcano": {"gang": "volcano", "queueName": "team-a"},
 }
 """The scheduling of one job for each scheduler."""
 TOPOLOGIES: dict[str, Json] = {
@@ -33,11 +32,10 @@ TOPOLOGIES: dict[str, Json] = {
     "nearest": {"topology": {"level": "host", "required": True}},
     "kueue-near": {"queueName": "team-a", "topology": {"level": "sub-block"}},
     "kueue-nearest": {"queueName": "team-a", "topology": {"level": "block", "required": True}},
-    "volcano-nearest": {"gang": "volcano", "topology": {"level": "block", "required": True}},
 }
 """The scheduling of jobs with a topology."""
 ALL = SCHEDULERS | TOPOLOGIES
-GANGS = ("native", "coscheduling", "volcano")
+GANGS = ("native", "coscheduling")
 PLAIN: Json = {"metadata": {"name": "digits-1-0"}, "spec": {"containers": [container()]}}
 OWN: Json = {
     "metadata": {
@@ -121,18 +119,6 @@ def test_coscheduling_pods_name_their_group() -> None:
         label = pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"]
         assert label == group(job)["metadata"]["name"]
     assert group(job)["spec"] == {"minMember": 3}
-
-
-def test_volcano_pods_name_their_group() -> None:
-    job = job_for("volcano", replicas=3)
-    for pod in pods_of(job):
-        annotation = pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"]
-        assert annotation == group(job)["metadata"]["name"]
-        assert pod["spec"]["schedulerName"] == "volcano"
-        assert not any(label.startswith("kueue") for label in pod["metadata"]["labels"])
-    assert group(job)["spec"] == {"minMember": 3, "queue": "team-a"}
-    defaults = {"minMember": 2, "queue": "default", "priorityClassName": "important"}
-    assert group(job_with("volcano"))["spec"] == defaults
 
 
 def job_with(gang: str, **spec: Any) -> DDPJob:
@@ -282,11 +268,3 @@ def test_topology_in_kueue_sets_no_affinity(name: str) -> None:
     assert "affinity" not in made["spec"]
     [annotation] = [key for key in made["metadata"]["annotations"] if key.endswith("-topology")]
     assert ("required" in annotation) == (name == "kueue-nearest")
-
-
-def test_topology_in_a_volcano_queue_sets_affinity() -> None:
-    topology = {"level": "block", "required": True}
-    job = fresh_job(scheduling={"gang": "volcano", "queueName": "team-a", "topology": topology})
-    made = manifests.pod(job, Identity(0, 0))
-    assert affinity(job, Identity(0, 0))
-    assert not any(key.endswith("-topology") for key in made["metadata"]["annotations"])
