@@ -468,6 +468,12 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         accelerator={**_L4, "provisioning": "queued"},
     ),
     _cel(
+        "queued, but in a queue of KAI's",
+        "spec.accelerator.provisioning: queued needs a Kueue queue",
+        accelerator={**_L4, "provisioning": "queued"},
+        scheduling={"gang": "kai", "queueName": "team-a"},
+    ),
+    _cel(
         "nodes of flex-start for more than a week",
         "spec.accelerator.maxRunSeconds: flex-start and queued nodes",
         accelerator={**_L4, "provisioning": "flex-start", "maxRunSeconds": 604_801},
@@ -780,6 +786,13 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         scheduling={"gang": "coscheduling"},
     ),
     _cel(
+        "spares in a gang of KAI's, in a queue of KAI's",
+        "spec.spares: a gang has a fixed number of pods",
+        spares=1,
+        restart={"scope": "Pod"},
+        scheduling={"queueName": "research", "gang": "kai"},
+    ),
+    _cel(
         "spares in a gang, in a queue",
         "spec.spares: a gang has a fixed number of pods",
         spares=1,
@@ -969,6 +982,12 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "MultiKueue without a queue",
         "spec.managedBy: MultiKueue runs only jobs in Kueue's queues",
         managedBy="kueue.x-k8s.io/multikueue",
+    ),
+    _cel(
+        "MultiKueue with KAI's queue",
+        "spec.managedBy: MultiKueue runs only jobs in Kueue's queues",
+        managedBy="kueue.x-k8s.io/multikueue",
+        scheduling={"queueName": "research", "gang": "kai"},
     ),
     _pod(
         "quantity in words",

@@ -297,6 +297,11 @@ GOOD_MANIFESTS: dict[str, Json] = {
     "a gang in a queue": job(
         replicas=2, scheduling={"gang": "coscheduling", "queueName": "team-a"}
     ),
+    "a gang of KAI's, in a queue of KAI's": job(
+        replicas=2,
+        scheduling={"gang": "kai", "queueName": "team-a"},
+        restart={"scope": "Pod"},
+    ),
     "pods near each other": job(
         replicas=2, scheduling={"topology": {"level": "sub-block", "required": True}}
     ),

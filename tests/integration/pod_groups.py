@@ -16,11 +16,20 @@ from tests.integration.conftest import CRDS
 from tests.waiting import eventually
 
 COSCHEDULING: Final = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups")
+KAI: Final = Resource("scheduling.run.ai", "v2alpha2", "podgroups")
 NATIVE: Final = Resource("scheduling.k8s.io", "v1beta1", "podgroups")
 
 _COUNT: Final = {"type": "integer", "minimum": 1}
+_TEXT: Final = {"type": "string"}
 _SPECS: Final[dict[Resource, dict[str, Any]]] = {
     COSCHEDULING: {"minMember": _COUNT, "scheduleTimeoutSeconds": {"type": "integer"}},
+    # With the types that KAI's own CRD has, for the fields that the operator writes.
+    KAI: {
+        "minMember": _COUNT,
+        "queue": _TEXT,
+        "priorityClassName": _TEXT,
+        "stalenessGracePeriod": _TEXT,
+    },
 }
 
 

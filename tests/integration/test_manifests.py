@@ -45,7 +45,7 @@ def with_gangs(control_plane: cluster.ControlPlane) -> Iterator[None]:
 
     async def for_each(act: Callable[[ApiClient, Resource], Awaitable[None]]) -> None:
         async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:
-            for resource in (pod_groups.COSCHEDULING,):
+            for resource in (pod_groups.COSCHEDULING, pod_groups.KAI):
                 await act(client, resource)
 
     asyncio.run(for_each(pod_groups.install))
@@ -180,7 +180,7 @@ def _pods_at_first(spec: Json) -> int:
     """
     pods: int = spec["replicas"]
     scheduling = spec.get("scheduling") or {}
-    if "queueName" not in scheduling:
+    if "queueName" not in scheduling or scheduling.get("gang") == "kai":
         return pods
     elastic = spec.get("elastic") or {}
     return int(elastic.get("minReplicas", pods))

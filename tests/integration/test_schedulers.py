@@ -9,7 +9,7 @@ from tests.good_manifests import Json, job
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess, running_operator
-from tests.integration.pod_groups import COSCHEDULING, group_of, served
+from tests.integration.pod_groups import COSCHEDULING, KAI, group_of, served
 from tests.integration.rights import INSTALLED, granted, roles_in, until_checks_report
 
 
@@ -18,7 +18,7 @@ def version(manifest: Json) -> int:
     return int(manifest["metadata"]["resourceVersion"])
 
 
-@pytest.mark.parametrize(("gang", "resource"), [("coscheduling", COSCHEDULING)])
+@pytest.mark.parametrize(("gang", "resource"), [("coscheduling", COSCHEDULING), ("kai", KAI)])
 @pytest.mark.usefixtures("shared_operator")
 async def test_gang_has_its_group_before_its_pods_and_keeps_it(
     admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, gang: str, resource: Resource
@@ -91,18 +91,16 @@ async def test_gang_names_its_missing_parts_until_they_are_there(
         await until_checks_report(as_operator, own, "")
         log = tmp_path / "log"
         with running_operator(as_operator, log, namespace=own, options=options) as process:
-            await jobs.create(job(replicas=2, scheduling={"gang": "coscheduling"}))
-            needs = "spec.scheduling.gang: coscheduling needs the PodGroups of scheduler-plugins"
+            await jobs.create(job(replicas=2, scheduling={"gang": "kai"}))
+            needs = "spec.scheduling.gang: kai needs the PodGroups of KAI Scheduler"
             await until_message(jobs, "is forbidden", needs, "manifests/components/gangs")
             async with granted(admin, own, roles_in("components/gangs/rbac.yaml")):
-                missing = (
-                    f"the API server does not serve {COSCHEDULING} {COSCHEDULING.version}: {needs}"
-                )
+                missing = f"the API server does not serve {KAI} {KAI.version}: {needs}"
                 await until_message(jobs, missing)
                 status = await jobs.status()
                 assert (status.phase, status.reason) == ("Pending", "PodsForbidden")
                 assert await jobs.pods() == {}
-                async with served(admin, COSCHEDULING):
+                async with served(admin, KAI):
                     await jobs.until_pods("job-0-0", "job-0-1")
                     await jobs.discard()
             assert "Traceback" not in process.log

@@ -96,13 +96,13 @@ def test_claims_and_boosts_need_few_permissions() -> None:
 
 def test_gangs_need_three_permissions_for_each_scheduler() -> None:
     granted = GANGS["ClusterRole", "ddp-operator-gangs"]
-    for gang in ("native", "coscheduling"):
+    for gang in ("native", "coscheduling", "kai"):
         [needed] = prerequisites(fresh_job(scheduling={"gang": gang}))
         resource = resource_of(needed.manifest)
         rules = [rule for rule in granted if resource.group in rule["apiGroups"]]
         verbs = ("get", "create", "update")
         assert grants_exactly(rules, *(Permission(verb, resource) for verb in verbs))
-    assert len([group for rule in granted for group in rule["apiGroups"]]) == 2
+    assert len([group for rule in granted for group in rule["apiGroups"]]) == 3
 
 
 def test_multikueue_needs_seven_more_permissions() -> None:

@@ -745,10 +745,10 @@ async def test_resized_gang_has_a_group_of_its_new_size(world: World) -> None:
         (DRANET, "ResourceClaimTemplate", NotServedError, "spec.accelerator.network: dranet ne"),
         (DRANET, "ResourceClaimTemplate", ForbiddenError, "spec.accelerator.network: dranet ne"),
         (
-            {"scheduling": {"gang": "native"}},
+            {"scheduling": {"gang": "kai"}},
             "PodGroup",
             NotServedError,
-            "spec.scheduling.gang: native needs the PodGroups of Kubernetes 1.37",
+            "spec.scheduling.gang: kai needs the PodGroups of KAI Scheduler",
         ),
     ],
     ids=["claims not served", "claims forbidden", "gang not served"],

@@ -34,6 +34,7 @@ _KUEUE: Final = "kueue.x-k8s.io"
 _GROUPS: Final = {
     "Kueue": _KUEUE,
     "coscheduling": "scheduling.x-k8s.io",
+    "KAI": "scheduling.run.ai",
 }
 _NATIVE_GANGS: Final = Resource("scheduling.k8s.io", "v1beta1", "podgroups")
 _RIGHTS: Final = (

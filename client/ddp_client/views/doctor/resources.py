@@ -23,6 +23,7 @@ NATIVE: Final = "Kubernetes' own gangs"
 SCHEDULERS: Final = {
     "Kueue": "scheduling.queueName",
     "coscheduling": "scheduling.gang: coscheduling",
+    "KAI": "scheduling.gang: kai",
     NATIVE: "scheduling.gang: native",
 }
 """Schedulers that place pods together, and the field that selects each."""

@@ -105,9 +105,10 @@ ACCELERATOR_RULES = (
     ),
     Rule(
         "spec.accelerator.provisioning: queued needs a Kueue queue with an admission check that "
-        "asks GKE for nodes; set spec.scheduling.queueName, or choose flex-start",
+        "asks GKE for nodes; set spec.scheduling.queueName without gang: kai, or choose flex-start",
         "!has(self.accelerator) || self.accelerator.provisioning != 'queued'"
-        " || has(self.scheduling) && has(self.scheduling.queueName)",
+        " || has(self.scheduling) && has(self.scheduling.queueName)"
+        " && self.scheduling.gang != 'kai'",
         lambda spec: (
             spec.accelerator is None
             or spec.accelerator.provisioning != "queued"

@@ -30,7 +30,9 @@ def _says_how_near(spec: DDPJobSpec) -> bool:
     return any(annotation in annotations for annotation in _NEARNESS)
 
 
-_NO_KUEUE: Final = "!has(self.scheduling) || !has(self.scheduling.queueName)"
+_NO_KUEUE: Final = (
+    "!has(self.scheduling) || !has(self.scheduling.queueName) || self.scheduling.gang == 'kai'"
+)
 
 
 SCHEDULING_RULES = (

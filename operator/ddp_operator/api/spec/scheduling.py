@@ -43,14 +43,16 @@ class Scheduling(ApiModel):
         default=None,
         description=(
             "Kueue's LocalQueue in the job's namespace, in which the job's pods wait for quota "
-            "together; pods beyond elastic.minReplicas wait one by one."
+            "together; pods beyond elastic.minReplicas wait one by one. With gang: kai, KAI's "
+            "queue."
         ),
     )
-    gang: Literal["none", "native", "coscheduling"] = Field(
+    gang: Literal["none", "native", "coscheduling", "kai"] = Field(
         default="none",
         description=(
             "Which scheduler places all pods or none. native: Kubernetes' own, from 1.37, with the "
-            "feature gate GenericWorkload. coscheduling: a scheduler with that plugin."
+            "feature gate GenericWorkload. coscheduling: a scheduler with that plugin. kai: "
+            "KAI Scheduler (Run:ai), from 0.17; experimental. The last two must be installed."
         ),
     )
 
@@ -65,4 +67,4 @@ class Scheduling(ApiModel):
     @property
     def kueue_queue(self) -> str | None:
         """Kueue's queue, or None if the pods are in none."""
-        return self.queue_name
+        return None if self.gang == "kai" else self.queue_name

@@ -55,6 +55,7 @@ GANGS: dict[str, Json | None] = {
     **test_schedulers.SCHEDULERS,
     **{name: test_schedulers.TOPOLOGIES[name] for name in ("near", "nearest", "kueue-near")},
     "coscheduling and kueue": {"gang": "coscheduling", "queueName": "team-a"},
+    "kai and near": {**test_schedulers.SCHEDULERS["kai"], **test_schedulers.TOPOLOGIES["near"]},
 }
 RESTART: Json = {"scope": "Gang"}
 """The restart policy, which is the default only outside queues."""

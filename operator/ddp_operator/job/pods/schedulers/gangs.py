@@ -3,6 +3,9 @@
 - coscheduling: a plugin of scheduler-plugins. From pkg/coscheduling and apis/scheduling/v1alpha1 of
   https://github.com/kubernetes-sigs/scheduler-plugins. The administrator chooses the scheduler's
   name, so `schedulerName` stays the template's.
+- kai: NVIDIA's KAI Scheduler, also in Run:ai, from 0.17. It takes groups that others create: from
+  docs/developer/designs/external-podgroups, docs/staleness-grace-period and
+  pkg/apis/scheduling/v2alpha2 of https://github.com/kai-scheduler/KAI-Scheduler.
 - native: Kubernetes' own scheduler, from 1.37. From
   https://kubernetes.io/docs/concepts/workloads/podgroup-api/ and the API reference of 1.37
   (PodGroup, v1beta1). Earlier versions are alpha, differ from each other, and are not supported.
@@ -70,6 +73,29 @@ def _native_name(job: DDPJob) -> str:
     return f"{job.name}-{sha256(priority.encode()).hexdigest()[:8]}" if priority else job.name
 
 
+def _in_kai(job: DDPJob, pod: Manifest) -> dict[str, Any]:
+    """Return the pod, which KAI schedules unless its template names another scheduler."""
+    group = {"pod-group-name": job.name, "kai.scheduler/skip-podgrouper": "true"}
+    made = marked(pod, labels={"kai.scheduler/queue": _kai_queue(job)}, annotations=group)
+    return {**made, "spec": {"schedulerName": "kai-scheduler", **pod["spec"]}}
+
+
+def _kai_group(job: DDPJob) -> dict[str, Any]:
+    # By default KAI evicts all pods of a group that lacks one for 60 s. The operator replaces the
+    # pod, and decides by itself when the job gives its nodes back.
+    gang = {"minMember": job.spec.replicas, "stalenessGracePeriod": "-1s"}
+    return {
+        "apiVersion": "scheduling.run.ai/v2alpha2",
+        "kind": "PodGroup",
+        "spec": {**gang, "queue": _kai_queue(job), **_priority_class(job)},
+    }
+
+
+def _kai_queue(job: DDPJob) -> str:
+    own = job.spec.scheduling.queue_name if job.spec.scheduling else None
+    return own or "default-queue"  # KAI's own default
+
+
 def _priority_class(job: DDPJob) -> dict[str, str]:
     name = job.spec.template["spec"].get("priorityClassName")
     return {"priorityClassName": name} if name else {}
@@ -86,6 +112,7 @@ _GANGS: Final = {
     name: Gang(member, group, _NEEDS.format(name, groups))
     for name, member, group, groups in (
         ("coscheduling", _coscheduled, _coscheduling_group, "the PodGroups of scheduler-plugins"),
+        ("kai", _in_kai, _kai_group, "the PodGroups of KAI Scheduler"),
         ("native", _native, _native_group, _NATIVE_GROUPS),
     )
 }

@@ -25,6 +25,7 @@ SCHEDULERS: dict[str, Json] = {
     "kueue": {"queueName": "team-a"},
     "native": {"gang": "native"},
     "coscheduling": {"gang": "coscheduling"},
+    "kai": {"gang": "kai", "queueName": "team-a"},
 }
 """The scheduling of one job for each scheduler."""
 TOPOLOGIES: dict[str, Json] = {
@@ -32,10 +33,11 @@ TOPOLOGIES: dict[str, Json] = {
     "nearest": {"topology": {"level": "host", "required": True}},
     "kueue-near": {"queueName": "team-a", "topology": {"level": "sub-block"}},
     "kueue-nearest": {"queueName": "team-a", "topology": {"level": "block", "required": True}},
+    "kai-nearest": {"gang": "kai", "topology": {"level": "block", "required": True}},
 }
 """The scheduling of jobs with a topology."""
 ALL = SCHEDULERS | TOPOLOGIES
-GANGS = ("native", "coscheduling")
+GANGS = ("native", "coscheduling", "kai")
 PLAIN: Json = {"metadata": {"name": "digits-1-0"}, "spec": {"containers": [container()]}}
 OWN: Json = {
     "metadata": {
@@ -119,6 +121,27 @@ def test_coscheduling_pods_name_their_group() -> None:
         label = pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"]
         assert label == group(job)["metadata"]["name"]
     assert group(job)["spec"] == {"minMember": 3}
+
+
+def test_kai_pods_name_their_group_and_queue() -> None:
+    job = job_for("kai", replicas=3)
+    for pod in pods_of(job):
+        metadata = pod["metadata"]
+        assert metadata["annotations"]["pod-group-name"] == group(job)["metadata"]["name"]
+        assert metadata["annotations"]["kai.scheduler/skip-podgrouper"] == "true"
+        assert metadata["labels"]["kai.scheduler/queue"] == "team-a"
+        assert pod["spec"]["schedulerName"] == "kai-scheduler"
+        assert not any(label.startswith("kueue") for label in metadata["labels"])
+
+
+def test_kai_keeps_the_survivors_of_a_lost_pod() -> None:
+    gang = {"minMember": 3, "stalenessGracePeriod": "-1s", "queue": "team-a"}
+    assert group(job_for("kai", replicas=3))["spec"] == gang
+
+
+def test_kai_group_without_a_queue_is_in_kais_default_queue() -> None:
+    defaults = {"queue": "default-queue", "priorityClassName": "important"}
+    assert defaults.items() <= group(job_with("kai"))["spec"].items()
 
 
 def job_with(gang: str, **spec: Any) -> DDPJob:
@@ -268,3 +291,11 @@ def test_topology_in_kueue_sets_no_affinity(name: str) -> None:
     assert "affinity" not in made["spec"]
     [annotation] = [key for key in made["metadata"]["annotations"] if key.endswith("-topology")]
     assert ("required" in annotation) == (name == "kueue-nearest")
+
+
+def test_topology_in_a_kai_queue_sets_affinity() -> None:
+    topology = {"level": "block", "required": True}
+    job = fresh_job(scheduling={"gang": "kai", "queueName": "team-a", "topology": topology})
+    made = manifests.pod(job, Identity(0, 0))
+    assert affinity(job, Identity(0, 0))
+    assert not any(key.endswith("-topology") for key in made["metadata"]["annotations"])
