@@ -297,6 +297,11 @@ GOOD_MANIFESTS: dict[str, Json] = {
     "a gang in a queue": job(
         replicas=2, scheduling={"gang": "coscheduling", "queueName": "team-a"}
     ),
+    "an elastic gang": job(
+        replicas=4,
+        scheduling={"gang": "kai"},
+        elastic={"minReplicas": 2, "maxReplicas": 6},
+    ),
     "a gang of KAI's, in a queue of KAI's": job(
         replicas=2,
         scheduling={"gang": "kai", "queueName": "team-a"},

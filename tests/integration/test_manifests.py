@@ -176,11 +176,11 @@ async def test_each_change_that_shapes_pods_restarts_all_of_them(jobs: Jobs) -> 
 def _pods_at_first(spec: Json) -> int:
     """Return how many pods exist before any of them has a node.
 
-    In a queue, an elastic job has only the pods that it needs.
+    In a queue or gang, an elastic job has only the pods that it needs.
     """
     pods: int = spec["replicas"]
     scheduling = spec.get("scheduling") or {}
-    if "queueName" not in scheduling or scheduling.get("gang") == "kai":
+    if "queueName" not in scheduling and scheduling.get("gang", "none") == "none":
         return pods
     elastic = spec.get("elastic") or {}
     return int(elastic.get("minReplicas", pods))

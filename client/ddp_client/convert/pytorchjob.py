@@ -26,10 +26,7 @@ _HINTS: Final = {
     "priorityClass": "set priorityClassName in spec.template.spec",
     "metadata": "the API server or another controller must set it on the DDPJob again",
 }
-_FIXED: Final = {
-    "overrides": "pods that differ cannot replace each other (spec.overrides)",
-    "scheduling": "queues and gangs need a fixed number of pods (spec.scheduling)",
-}
+_UNEQUAL: Final = "pods that differ cannot replace each other (spec.overrides)"
 _PERMANENT: Final = (range(1, 65), range(65, 128))
 """Exit codes that the policy ExitCode does not restart; a rule holds at most 64."""
 
@@ -209,7 +206,7 @@ def _gang(run: Source, result: dict[str, Any], notes: Notes) -> None:
     available = policy.integer("minAvailable")
     if available is not None and available < result["replicas"]:
         notes.changed(
-            policy.field("minAvailable"), f"{available}; a gang always has all pods of the job"
+            policy.field("minAvailable"), f"{available}; a gang has spec.elastic.minReplicas pods"
         )
     queue = policy.word("queue")
     if queue or available is not None:
@@ -222,14 +219,13 @@ def _elastic(policy: Source, result: dict[str, Any], notes: Notes) -> None:
     names, replicas = ("minReplicas", "maxReplicas"), result["replicas"]
     sizes = {name: size for name in names if (size := policy.integer(name, least=1)) is not None}
     scaled = policy.has("metrics")
-    fixed = "overrides" if "overrides" in result else "scheduling" if _counts_pods(result) else ""
     elastic: dict[str, int] = {}
     for name, size in sizes.items():
         field, least = policy.field(name), name == "minReplicas"
         if size == replicas:
             continue  # the default
-        if fixed:
-            notes.dropped(field, f"{_FIXED[fixed]}; remove that field to set spec.elastic.{name}")
+        if "overrides" in result:
+            notes.dropped(field, f"{_UNEQUAL}; remove that field to set spec.elastic.{name}")
         elif (size > replicas) is least:
             notes.dropped(field, f"{size} does not fit {replicas} pods; set spec.replicas too")
         elif not least:
@@ -240,11 +236,6 @@ def _elastic(policy: Source, result: dict[str, Any], notes: Notes) -> None:
     if elastic:
         result["elastic"] = elastic
         notes.changed(policy.field(next(iter(elastic))), ELASTIC)
-
-
-def _counts_pods(result: dict[str, Any]) -> bool:
-    scheduling = result.get("scheduling") or {}
-    return "queueName" in scheduling or scheduling.get("gang", "none") != "none"
 
 
 def _override(templates: list[dict[str, Any]], result: dict[str, Any]) -> None:

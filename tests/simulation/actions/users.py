@@ -71,6 +71,7 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         }
     if "spares" in spec or "elastic" in spec:
         spec.pop("overrides", None)
+    if "spares" in spec:
         spec.pop("scheduling", None)
     if choices.upto(1):
         spec["scheduling"] = {**spec.get("scheduling", {}), "topology": {"level": "block"}}

@@ -35,6 +35,7 @@ from tests.simulation.world.scheduler import avoided
 from tests.simulation.world.server import JOB, ApiServer, owner_of
 from tests.simulation.world.start_faults import Stage
 
+_GANG: Final = "scheduling.x-k8s.io/pod-group"
 _UNHEARD_OF: Final = timedelta(seconds=10)
 """How long the operator waits for a pod that does not end in time."""
 
@@ -62,7 +63,7 @@ def world_of_pod(pod: Manifest) -> World | None:
     return World(
         pods=int(variables["GROUP_WORLD_SIZE"] or 0),
         ranks=int(variables["WORLD_SIZE"] or 0),
-        gang="scheduling.x-k8s.io/pod-group" in pod["metadata"]["labels"],
+        gang=_GANG in pod["metadata"]["labels"],
     )
 
 
@@ -197,14 +198,15 @@ class Invariants:
 
     def _judge_gang(self, pod: Manifest) -> None:
         """No scheduler sees a pod of a gang before it knows of the gang, and how large it is."""
-        world = world_of_pod(pod)
-        if world is None or not world.gang:
+        if _GANG not in pod["metadata"]["labels"]:
             return
+        world = world_of_pod(pod)
+        fewest = world.pods if world else 1  # in all elastic jobs; spares are in no gang
         gang = self._server.gang
         known = gang is not None and owner_of(gang) == owner_of(pod)
         size = gang["spec"]["minMember"] if gang and known else 0
         name = pod["metadata"]["name"]
-        self.require(size == world.pods, f"{name} is created in a gang of {size}")
+        self.require(size == fewest, f"{name} is created in a gang of {size}")
 
     def _judge_spare(self, pod: Manifest, job: DDPJob) -> None:
         """No pod without a place before all others have been made, or where it has one."""

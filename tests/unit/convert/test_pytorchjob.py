@@ -102,18 +102,18 @@ def test_sizes_equal_to_the_replicas_need_no_note() -> None:
     assert not any("elasticPolicy" in field for field in fields(found))
 
 
-def test_unequal_or_queued_pods_are_not_elastic() -> None:
+def test_unequal_pods_are_not_elastic() -> None:
     specs = {"Master": replica(env=[{"name": "A", "value": "b"}]), "Worker": replica(2)}
-    queued = {"name": "digits", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
-    for document, field in (
-        (job(pytorchReplicaSpecs=specs), "spec.overrides"),
-        (job(pytorchReplicaSpecs={"Worker": replica(2)}) | {"metadata": queued}, "spec.scheduling"),
-    ):
-        spec: Any = document["spec"]
-        spec["elasticPolicy"] = {"minReplicas": 1}
-        found = convert_object(document)
-        assert "elastic" not in spec_of(found)
-        assert any(field in note.text for note in found.notes)
+    found = convert_object(job(pytorchReplicaSpecs=specs, elasticPolicy={"minReplicas": 1}))
+    assert "elastic" not in spec_of(found)
+    assert any("spec.overrides" in note.text for note in found.notes)
+
+
+def test_queued_pods_may_be_elastic() -> None:
+    document = job(pytorchReplicaSpecs={"Worker": replica(2)}, elasticPolicy={"minReplicas": 1})
+    labels = {"kueue.x-k8s.io/queue-name": "gpus"}
+    spec = spec_of(convert_object(document | {"metadata": {"name": "digits", "labels": labels}}))
+    assert (spec["elastic"], spec["scheduling"]) == ({"minReplicas": 1}, {"queueName": "gpus"})
 
 
 def test_restart_policy_never_allows_no_restart() -> None:

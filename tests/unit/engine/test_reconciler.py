@@ -739,6 +739,31 @@ async def test_resized_gang_has_a_group_of_its_new_size(world: World) -> None:
     assert len(world.cluster.pods) == 3
 
 
+async def test_replaced_pod_of_an_elastic_gang_finds_its_new_minimum(world: World) -> None:
+    changed = job(
+        replicas=3,
+        restart={"scope": "Pod"},
+        elastic={"minReplicas": 3},
+        scheduling={"gang": "kai"},
+    )
+    world.apply(changed)
+    await world.reconcile_until_quiet()
+    [group] = world.cluster.applied["PodGroup"].values()
+    assert group["spec"]["minMember"] == 3
+    stored = world.cluster.jobs[KEY]
+    stored["spec"]["elastic"]["minReplicas"] = 2
+    stored["metadata"]["generation"] += 1
+    world.apply(stored)
+    await world.reconcile_until_quiet()
+    await world.cluster.delete_pod(Key("default", "train-0-1"), grace_seconds=0)
+    await world.reconcile()  # waits for a cause
+    world.now += timedelta(seconds=60)
+    calls = [call for _ in range(2) for call in await world.reconcile()]
+    assert calls.index("apply PodGroup train") < calls.index("create_pod train-0-1-r1")
+    [group] = world.cluster.applied["PodGroup"].values()
+    assert group["spec"]["minMember"] == 2
+
+
 @pytest.mark.parametrize(
     ("spec", "call", "error", "needs"),
     [

@@ -4,16 +4,11 @@ from typing import Final
 
 from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.rules.rule import Rule
-from ddp_operator.api.spec import DDPJobSpec
 
 _NONE: Final = "self.spares == 0"
 _FIXED: Final = "!has(self.elastic)"
 _MOST: Final = "(has(self.elastic.maxReplicas) ? self.elastic.maxReplicas : self.replicas)"
 _SCHEDULING: Final = "self.scheduling"
-
-
-def _counts_pods(spec: DDPJobSpec) -> bool:
-    return bool(spec.scheduling and spec.scheduling.gang != "none")
 
 
 MEMBERSHIP_RULES = (
@@ -29,9 +24,10 @@ MEMBERSHIP_RULES = (
         lambda spec: not (spec.spares and spec.overrides),
     ),
     Rule(
-        "spec.spares: a gang has a fixed number of pods; remove spec.scheduling.gang, or spares",
+        "spec.spares: a gang scheduler may place a spare before a pod that trains; remove "
+        "spec.scheduling.gang, or spares",
         f"{_NONE} || !has({_SCHEDULING}) || {_SCHEDULING}.gang == 'none'",
-        lambda spec: not (spec.spares and _counts_pods(spec)),
+        lambda spec: not (spec.spares and spec.scheduling and spec.scheduling.gang != "none"),
     ),
     Rule(
         "spec.spares: with restart.scope Gang all pods restart, so spares are useless; set it to "
@@ -65,11 +61,6 @@ MEMBERSHIP_RULES = (
         "spec.overrides, or elastic",
         f"{_FIXED} || !has(self.overrides) || self.overrides.size() == 0",
         lambda spec: not (spec.elastic and spec.overrides),
-    ),
-    Rule(
-        "spec.elastic: a gang has a fixed number of pods; remove spec.scheduling.gang, or elastic",
-        f"{_FIXED} || !has({_SCHEDULING}) || {_SCHEDULING}.gang == 'none'",
-        lambda spec: not (spec.elastic and _counts_pods(spec)),
     ),
     Rule(
         "spec.elastic: with restart.scope Gang all pods restart whenever one is lost; set it to "

@@ -265,6 +265,14 @@ class DDPJobSpec(ApiModel):
         return self.scheduling.kueue_queue if self.scheduling else None
 
     @property
+    def placed_together(self) -> bool:
+        """Whether a queue or a gang scheduler places the fewest pods together, all or none, and
+        each further pod by itself.
+        """
+        gang = self.scheduling.gang if self.scheduling else "none"
+        return self.kueue_queue is not None or gang != "none"
+
+    @property
     def topology(self) -> Topology | None:
         """How close to each other the pods are placed, if the job asks for that."""
         return self.scheduling.topology if self.scheduling else None

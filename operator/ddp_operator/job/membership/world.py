@@ -63,8 +63,8 @@ def slots_of(stored: World | None, replicas: int, *, elastic: bool = False) -> S
 
 
 def first_size(spec: DDPJobSpec) -> int:
-    """Return how many pods a group begins with. A queue admits the others one by one."""
-    return spec.min_size if spec.kueue_queue else spec.replicas
+    """Return how many pods a group begins with. Queues and gangs get the others one by one."""
+    return spec.min_size if spec.placed_together else spec.replicas
 
 
 def outside_slots(job: DDPJob) -> Sequence[int]:

@@ -194,8 +194,7 @@ def _may_have_successors(job: DDPJob) -> bool:
     """Return whether pods may be added to the job. In a queue, a pod that takes the place of one of
     its group leaves a place there that nobody fills, so Kueue may evict the group.
     """
-    gang = job.spec.scheduling.gang if job.spec.scheduling else "none"
-    return not (job.spec.overrides or job.spec.kueue_queue or gang != "none")
+    return not (job.spec.overrides or job.spec.placed_together)
 
 
 def _node_ranks(moves: Sequence[_Move]) -> list[int]:

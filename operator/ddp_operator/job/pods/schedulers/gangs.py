@@ -45,7 +45,7 @@ def _coscheduling_group(job: DDPJob) -> dict[str, Any]:
     return {
         "apiVersion": "scheduling.x-k8s.io/v1alpha1",
         "kind": "PodGroup",
-        "spec": {"minMember": job.spec.replicas},
+        "spec": {"minMember": job.spec.min_size},
     }
 
 
@@ -56,7 +56,7 @@ def _native(job: DDPJob, pod: Manifest) -> dict[str, Any]:
 
 def _native_group(job: DDPJob) -> dict[str, Any]:
     # Its priority class overrides its pods' in preemption.
-    gang = {"schedulingPolicy": {"gang": {"minCount": job.spec.replicas}}}
+    gang = {"schedulingPolicy": {"gang": {"minCount": job.spec.min_size}}}
     return {
         "apiVersion": "scheduling.k8s.io/v1beta1",
         "kind": "PodGroup",
@@ -83,7 +83,7 @@ def _in_kai(job: DDPJob, pod: Manifest) -> dict[str, Any]:
 def _kai_group(job: DDPJob) -> dict[str, Any]:
     # By default KAI evicts all pods of a group that lacks one for 60 s. The operator replaces the
     # pod, and decides by itself when the job gives its nodes back.
-    gang = {"minMember": job.spec.replicas, "stalenessGracePeriod": "-1s"}
+    gang = {"minMember": job.spec.min_size, "stalenessGracePeriod": "-1s"}
     return {
         "apiVersion": "scheduling.run.ai/v2alpha2",
         "kind": "PodGroup",

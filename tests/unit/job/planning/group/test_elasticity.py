@@ -51,10 +51,10 @@ def member_pod(job: DDPJob, index: int, **state: Any) -> PodState:
     return listening(ready(job, index, generation=generation, **state))
 
 
-def settled(job: DDPJob, pods: Sequence[PodState], now: datetime, *, decisions: int = 3) -> DDPJob:
+def settled(job: DDPJob, pods: Sequence[PodState], now: datetime, **launchers: Any) -> DDPJob:
     """Return the job after all decisions of one moment are stored."""
-    for _ in range(decisions):
-        planned = plan_with(job, pods, now)
+    for _ in range(3):
+        planned = plan_with(job, pods, now, **launchers)
         job = stored(job, planned)
         if not planned.decided:
             return job
@@ -198,6 +198,27 @@ def test_job_grows_beyond_replicas_up_to_max_replicas() -> None:
     job = stored(job, grown)
     known = knowing(one_more, generation + 1)
     assert plan_with(job, one_more, later(40), **known).status.ready == "3/3 +0"
+
+
+@pytest.mark.parametrize("gang", ["native", "coscheduling", "kai"])
+def test_elastic_gang_starts_with_fewest_pods_grows_and_shrinks(gang: str) -> None:
+    sizes = {"minReplicas": 2, "maxReplicas": 4, "shrinkAfterSeconds": 0, "growAfterSeconds": 10}
+    scheduling = {"gang": gang}
+    job = fresh_job(replicas=3, restart={"scope": "Auto"}, elastic=sizes, scheduling=scheduling)
+    job = stored(job, plan_with(job, [], later(0)))
+    planned = plan_with(job, [], later(0))
+    assert [each.slot for each in planned.create] == [0, 1]
+    job = stored(job, planned)
+    pods = [member_pod(job, slot) for slot in range(2)]
+    job = settled(job, pods, later(10))
+    assert [each.slot for each in plan_with(job, pods, later(10)).create_spares] == [2, 3]
+    more = [*pods, *(member_pod(job, slot) for slot in (2, 3))]
+    known = knowing(more, world.world_of(job).generation)
+    job = stored(job, plan_with(job, more, later(30), **known))
+    assert world.world_of(job).members == "0-3"
+    job = settled(job, more, later(40), **known)
+    planned = plan_with(job, pods, later(60), **known)  # the scheduler took two for another job
+    assert (members(planned), planned.status.restarts) == ("0-1", 0)
 
 
 def test_running_job_is_scaled_down_and_up() -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from ddp_operator.api.constants import MAX_NAME_LENGTH
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.job.pods.schedulers import in_queue, scheduled
@@ -134,6 +135,17 @@ def test_kai_pods_name_their_group_and_queue() -> None:
         assert not any(label.startswith("kueue") for label in metadata["labels"])
 
 
+@pytest.mark.parametrize("name", GANGS)
+def test_elastic_gang_needs_its_fewest_pods_only(name: str) -> None:
+    sizes = {"minReplicas": 2, "maxReplicas": 6}
+    job = job_for(name, replicas=4, elastic=sizes, restart={"scope": "Auto"})
+    spec = group(job)["spec"]
+    assert spec.get("minMember", spec.get("schedulingPolicy")) in (2, {"gang": {"minCount": 2}})
+    assert world_of(job).members == "0-1", "the others join once the first pods run"
+    first, sixth = (manifests.pod(job, Identity(slot, 0)) for slot in (0, 5))
+    assert marks_of(first) == marks_of(sixth)
+
+
 def test_kai_keeps_the_survivors_of_a_lost_pod() -> None:
     gang = {"minMember": 3, "stalenessGracePeriod": "-1s", "queue": "team-a"}
     assert group(job_for("kai", replicas=3))["spec"] == gang
@@ -142,6 +154,13 @@ def test_kai_keeps_the_survivors_of_a_lost_pod() -> None:
 def test_kai_group_without_a_queue_is_in_kais_default_queue() -> None:
     defaults = {"queue": "default-queue", "priorityClassName": "important"}
     assert defaults.items() <= group(job_with("kai"))["spec"].items()
+
+
+def marks_of(pod: Json) -> Json:
+    """Return the pod's marks for a scheduler, which are the same for all pods of a gang."""
+    marks = {**pod["metadata"]["labels"], **pod["metadata"].get("annotations", {})}
+    marks = {key: value for key, value in marks.items() if "ddp-operator" not in key}
+    return {**marks, "group": pod["spec"].get("schedulingGroup")}
 
 
 def job_with(gang: str, **spec: Any) -> DDPJob:
