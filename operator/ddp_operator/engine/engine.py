@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.engine.background.priority_boosts import PriorityBoosts
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.metrics import JOBS, Metrics, choose, text_of
 from ddp_operator.engine.metrics.totals import count_jobs
 from ddp_operator.engine.pod_settings import PodSettings
-from ddp_operator.engine.priority_boosts import PriorityBoosts
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.engine.trainers.hangs import Hangs

@@ -9,9 +9,9 @@ import pytest
 from ddp_operator.__main__ import main
 from ddp_operator.api.constants import KUEUE_GROUP, KUEUE_MANAGED, LABEL_PREBUILT_WORKLOAD
 from ddp_operator.api.job import DDPJob
+from ddp_operator.engine.background.priority_boosts import PriorityBoosts
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import JobCache
-from ddp_operator.engine.priority_boosts import PriorityBoosts
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import (
