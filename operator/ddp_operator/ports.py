@@ -238,11 +238,18 @@ class Cluster(Protocol[PodT]):
 
     async def apply(self, manifest: Manifest) -> None:
         """Create an object of another kind. If one of the same controller exists, give it the
-        manifest's spec, if its kind allows changes. Raises `NotServedError` without such a kind.
+        manifest's spec, if its kind allows changes. An object without a controller belongs to the
+        job whose UID is its label. Raises `NotServedError` without such a kind.
         """
 
     async def read(self, named: Manifest) -> Manifest:
         """Return the object with the type and name of a manifest, or raise `NotFoundError`."""
+
+    async def find(self, like: Manifest, *, labels: Mapping[str, str]) -> Sequence[Manifest]:
+        """Return the objects of a type that have these labels now, as type and metadata: of the
+        namespace in `like`, or of all that the operator serves. An empty value stands for any.
+        Raises `NotServedError` without such a type.
+        """
 
     async def update(self, changed: Manifest) -> Manifest:
         """Store an object that was read and changed. Return it as stored."""

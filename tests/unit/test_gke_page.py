@@ -12,7 +12,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.planning.words import unknown_accelerators
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.fabrics.rdma import CLAIMED
+from ddp_operator.job.pods.fabrics.rdma import claimed
 from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.job.pods.state import Identity
 
@@ -54,14 +54,14 @@ def test_page_shows_the_compute_class_of_the_example() -> None:
     job = parsed(CLASS_JOB)
     assert job.spec.accelerator is not None
     assert job.spec.accelerator.compute_class == CLASS["metadata"]["name"]
-    [claimed] = CLAIMED["devices"]["requests"]
+    [request] = claimed()["devices"]["requests"]
     for priority in spec["priorities"]:
         gpu = GPUS[priority["gpu"]["type"]]
         assert priority["acceleratorNetworkProfile"] == "auto"
         assert priority["machineType"].startswith(gpu.machines)
         assert "dranet" in networks(gpu)
         count = priority["gpu"]["count"]
-        assert count == job.spec.accelerator.count == gpu.most == claimed["exactly"]["count"]
+        assert count == job.spec.accelerator.count == gpu.most == request["exactly"]["count"]
     pod = manifests.pod(job, Identity(0, 0))["spec"]
     assert pod["nodeSelector"] == {
         "cloud.google.com/compute-class": "b200-rdma",

@@ -4,8 +4,9 @@ Sources are Google's pages. Types, counts and sharing:
 https://cloud.google.com/kubernetes-engine/docs/concepts/gpus. Machines and memory:
 https://cloud.google.com/compute/docs/gpus. GPU networks:
 https://cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx and
-https://cloud.google.com/ai-hypercomputer/docs/gpudirect-rdma. Nothing here was tested on such
-machines.
+https://cloud.google.com/ai-hypercomputer/docs/gpudirect-rdma. NVLink domains and network cards of
+A4X: its and A4X Max' pages below https://docs.cloud.google.com/ai-hypercomputer/docs/create, as
+quoted by https://github.com/NVIDIA/aicr. Nothing here was tested on such machines.
 """
 
 from collections.abc import Mapping
@@ -28,6 +29,12 @@ class Gpu:
     """Memory of each GPU, in GB."""
     fabric: Fabric | None = None
     """Network of the machines with the largest number of GPUs."""
+    network_cards: int = 8
+    """RDMA cards of one machine."""
+    gib_on_node: bool = True
+    """An installer puts Google's plugin gIB on the nodes; otherwise it is in the image."""
+    domain_nodes: int = 0
+    """Nodes of one NVLink domain; 0: NVLink connects only the GPUs of a node."""
     arm64: bool = False
     partitions: int = 1
     """Largest number of parts of a divided GPU (MIG); 1 if it cannot be divided."""
@@ -69,12 +76,25 @@ GPUS: Final[Mapping[str, Gpu]] = {
     "nvidia-b200": Gpu(
         machines=("a4-highgpu",), counts=(8,), memory_gb=180, fabric="rdma", partitions=7
     ),
-    # Their networks also need a ComputeDomain, which the operator does not create.
     "nvidia-gb200": Gpu(
-        machines=("a4x-highgpu",), counts=(4,), memory_gb=186, arm64=True, partitions=7
+        machines=("a4x-highgpu",),
+        counts=(4,),
+        memory_gb=186,
+        fabric="dranet",
+        network_cards=4,
+        domain_nodes=18,
+        arm64=True,
+        partitions=7,
     ),
     "nvidia-gb300": Gpu(
-        machines=("a4x-maxgpu",), counts=(4,), memory_gb=279, arm64=True, partitions=7
+        machines=("a4x-maxgpu",),
+        counts=(4,),
+        memory_gb=279,
+        fabric="dranet",
+        gib_on_node=False,
+        domain_nodes=18,
+        arm64=True,
+        partitions=7,
     ),
 }
 

@@ -40,12 +40,12 @@ async def tend_queue(
     others = [pod for pod in pods if pod.owner_uid != uid]
     if upkeep(None, others, now).end:
         # The watch may not have reported their job yet.
-        owner = await _uid_of_job(cluster, key)
+        owner = await uid_of_job(cluster, key)
         others = [pod for pod in others if pod.owner_uid != owner]
     await tend(upkeep(None, others, now))
 
 
-async def _uid_of_job(cluster: Cluster[PodState], key: Key) -> str | None:
+async def uid_of_job(cluster: Cluster[PodState], key: Key) -> str | None:
     """Return the UID of a job as the API server knows it; None if there is none."""
     try:
         stored = await cluster.patch_status(key, {}, resource_version=None)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.engine.background.compute_domains import ComputeDomains
 from ddp_operator.engine.background.priority_boosts import PriorityBoosts
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.metrics import JOBS, Metrics, choose, text_of
@@ -85,6 +86,7 @@ class Engine:
         self._nodes_due: asyncio.TimerHandle | None = None
         self._clock = clock
         self._trainers = trainers
+        self._domains = ComputeDomains(cluster, self.jobs)
         self._boosts: PriorityBoosts | None = None
         if priority_boost:
             self._boosts = PriorityBoosts(cluster, self.jobs, most=priority_boost, clock=clock)
@@ -125,7 +127,7 @@ class Engine:
         self._workers = workers
         self._tasks: list[asyncio.Task[None]] = []
         self._talks: list[asyncio.Task[None]] = []
-        """Tasks that talk to trainers and launchers, or write boosts."""
+        """Tasks that talk to trainers and launchers, or work beside the reconciles."""
 
     def job_changed(self, manifest: Manifest) -> None:
         """Store a changed job in the cache, and enqueue it if the change was new."""
@@ -211,6 +213,7 @@ class Engine:
         self._tasks = [
             asyncio.create_task(self._work(), name=f"worker-{i}") for i in range(self._workers)
         ]
+        self._talks.append(asyncio.create_task(self._domains.run(), name="ComputeDomains"))
         if self._reports is not None:
             self._talks.append(asyncio.create_task(self._reports.run(), name="progress reports"))
         if self._launchers is not None:

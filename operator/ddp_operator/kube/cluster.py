@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from ddp_operator.api.constants import KUEUE_BOOST
+from ddp_operator.api.constants import KUEUE_BOOST, LABEL_JOB_UID
 from ddp_operator.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiClient
 from ddp_operator.kube.events import EventRecorder
 from ddp_operator.kube.resources import (
@@ -17,7 +17,7 @@ from ddp_operator.kube.resources import (
     Resource,
     resource_of,
 )
-from ddp_operator.kube.view.listing import MAX_PAGE_BYTES, METADATA_ONLY
+from ddp_operator.kube.view.listing import MAX_PAGE_BYTES, METADATA_ONLY, list_metadata
 from ddp_operator.kube.view.nodes import ALL_NODES
 from ddp_operator.kube.view.reflector import Reflector
 from ddp_operator.ports import (
@@ -39,7 +39,7 @@ from ddp_operator.ports import (
 
 PodT = TypeVar("PodT")
 
-_IMMUTABLE = frozenset({"ResourceClaimTemplate"})
+_IMMUTABLE = frozenset({"ComputeDomain", "ResourceClaimTemplate"})
 """Kinds with an immutable spec."""
 
 _LOG_LINES = 100
@@ -65,9 +65,13 @@ class KubeCluster(Generic[PodT]):
         job_resource: Resource,
         pods: Reflector[PodT],
         nodes: Reflector[Node] | None = None,
+        namespace: str | None = None,
     ) -> None:
-        """`nodes`: None if the operator may not read them."""
+        """`nodes`: None if the operator may not read them. `namespace`: the only one that it
+        serves, or None.
+        """
         self._client = client
+        self._namespace = namespace
         self._job_resource = job_resource
         self._pods = pods
         self._nodes = nodes
@@ -117,8 +121,7 @@ class KubeCluster(Generic[PodT]):
         except NotFoundError as error:
             if error.message.startswith("namespaces"):
                 raise
-            words = f"the API server does not serve {resource} {resource.version}"
-            raise NotServedError(words, status=404) from None
+            raise _not_served(resource) from None
         wanted = {**stored["spec"], **manifest["spec"]}  # keep what the server has filled in
         if stored["spec"] != wanted and manifest["kind"] not in _IMMUTABLE:
             # Of another release, or another spec of the job. Replaced, so that it is never absent.
@@ -128,6 +131,19 @@ class KubeCluster(Generic[PodT]):
         """See `ports.Cluster`."""
         found: Manifest = await self._client.request("GET", _path(named))
         return found
+
+    async def find(self, like: Manifest, *, labels: Mapping[str, str]) -> Sequence[Manifest]:
+        """See `ports.Cluster`."""
+        resource = resource_of(like)
+        namespace = (like.get("metadata") or {}).get("namespace") or self._namespace
+        try:
+            found = await list_metadata(
+                self._client, resource.path(namespace=namespace), labels=labels
+            )
+        except NotFoundError:
+            raise _not_served(resource) from None
+        kind = {"apiVersion": like["apiVersion"], "kind": like["kind"]}
+        return [{**kind, "metadata": one["metadata"]} for one in found]
 
     async def update(self, changed: Manifest) -> Manifest:
         """See `ports.Cluster`."""
@@ -339,6 +355,11 @@ def _controller(manifest: Manifest) -> Mapping[str, Any] | None:
     return next((owner for owner in references if owner.get("controller")), None)
 
 
+def _not_served(resource: Resource) -> NotServedError:
+    words = f"the API server does not serve {resource} {resource.version}"
+    return NotServedError(words, status=404)
+
+
 def _is_stored(answer: Manifest) -> bool:
     """Return whether the object existed when the API server responded. An object that somebody else
     removed meanwhile comes back without a version, as it was about to be stored.
@@ -350,9 +371,28 @@ def _require_same_controller(
     resource: Resource, key: Key, *, existing: Manifest, wanted: Manifest
 ) -> None:
     theirs, ours = _controller(existing), _controller(wanted)
-    if theirs is not None and ours is not None and theirs["uid"] == ours["uid"]:
+    if ours is None:
+        _require_same_job(resource, key, existing=existing, wanted=wanted)
+        return
+    if theirs is not None and theirs["uid"] == ours["uid"]:
         return
     owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "has no owner"
-    if theirs is not None and ours is not None and theirs["name"] == ours["name"]:
+    if theirs is not None and theirs["name"] == ours["name"]:
         owner += f" of another UID ({theirs['uid']}), probably an earlier one of the same name"
     raise AlreadyExistsError(f"{resource} {key} already exists and {owner}", status=409)
+
+
+def _require_same_job(
+    resource: Resource, key: Key, *, existing: Manifest, wanted: Manifest
+) -> None:
+    """Check an object without a controller, which outlives its job until all pods are gone."""
+    job = (existing["metadata"].get("labels") or {}).get(LABEL_JOB_UID)
+    problem = ""
+    if job is None:
+        problem = "already exists and has no owner"
+    elif job != wanted["metadata"]["labels"][LABEL_JOB_UID]:
+        problem = f"belongs to an earlier job ({job}), and is deleted after the last pod of that"
+    elif existing["metadata"].get("deletionTimestamp"):
+        problem = "is being deleted"
+    if problem:
+        raise AlreadyExistsError(f"{resource} {key} {problem}", status=409)

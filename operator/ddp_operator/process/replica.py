@@ -92,7 +92,9 @@ class Replica:
         )
         self._node_rules = node_rules
         self._nodes = self._node_reflector() if may_see_nodes else None
-        self._cluster = KubeCluster(client, job_resource=JOBS, pods=self._pods, nodes=self._nodes)
+        self._cluster = KubeCluster(
+            client, job_resource=JOBS, pods=self._pods, nodes=self._nodes, namespace=namespace
+        )
         self._engine = Engine(
             self._cluster,
             settings=settings,

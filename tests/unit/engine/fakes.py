@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from ddp_operator.api.constants import LABEL_JOB_UID
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.status_patch import merge_patch
 from ddp_operator.engine.tokens.access import Access
@@ -108,7 +109,8 @@ class FakeCluster:
             before["spec"].get(name) != manifest["spec"].get(name) for name in _IMMUTABLE
         ):
             raise InvalidError("spec: field is immutable", status=422, permanent=True)
-        applied[_key(manifest)] = deepcopy(dict(manifest))
+        if manifest["kind"] != "ComputeDomain":  # immutable
+            applied[_key(manifest)] = deepcopy(dict(manifest))
 
     async def read(self, named: Manifest) -> Manifest:
         kind, name = named["kind"], named["metadata"]["name"]
@@ -117,6 +119,22 @@ class FakeCluster:
         if key not in self.applied.get(kind, {}):
             raise NotFoundError(f"no {kind} {name}", status=404)
         return self.applied[kind][key]
+
+    async def find(self, like: Manifest, *, labels: Mapping[str, str]) -> Sequence[Manifest]:
+        kind, namespace = like["kind"], (like.get("metadata") or {}).get("namespace")
+        if (name := f"find {kind}") in self.refuse:
+            raise self.refuse[name]
+        stored = self.pods if kind == "Pod" else self.applied.get(kind, {})
+        return [
+            deepcopy({"apiVersion": like["apiVersion"], "kind": kind, "metadata": one["metadata"]})
+            for key, one in stored.items()
+            if namespace in (None, key.namespace)
+            and all(
+                value in ("", one["metadata"]["labels"].get(label))
+                and label in one["metadata"]["labels"]
+                for label, value in labels.items()
+            )
+        ]
 
     async def update(self, changed: Manifest) -> Manifest:
         kind, key = changed["kind"], _key(changed)
@@ -243,8 +261,7 @@ class FakeCluster:
     def _create(self, store: dict[Key, dict[str, Any]], manifest: Manifest) -> None:
         key = _key(manifest)
         if key in store:
-            owner = store[key]["metadata"].get("ownerReferences", [{}])[0].get("uid")
-            if owner != manifest["metadata"]["ownerReferences"][0]["uid"]:
+            if _owner(store[key]) != _owner(manifest):
                 raise AlreadyExistsError(f"{key} has no owner", status=409)
             return
         store[key] = deepcopy(dict(manifest))
@@ -295,3 +312,11 @@ class FakeTrainers:
 
 def _key(manifest: Manifest) -> Key:
     return Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def _owner(manifest: Manifest) -> str | None:
+    """Return the UID of an object's controller; of one without, that of its job."""
+    metadata = manifest["metadata"]
+    if owners := metadata.get("ownerReferences"):
+        return str(owners[0]["uid"])
+    return (metadata.get("labels") or {}).get(LABEL_JOB_UID)

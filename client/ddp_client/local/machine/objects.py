@@ -1,6 +1,6 @@
 """Objects of a cluster: what all have in common, and those that one machine does not have."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -26,6 +26,11 @@ class NoOtherObjects:
     async def read(self, named: Manifest) -> Manifest:
         """See `ports.Cluster`. There is none."""
         raise NotFoundError(f"no {named['kind']} on one machine", status=404)
+
+    async def find(self, like: Manifest, *, labels: Mapping[str, str]) -> Sequence[Manifest]:
+        """See `ports.Cluster`. There is none."""
+        del like, labels
+        return ()
 
     async def update(self, changed: Manifest) -> Manifest:
         """See `ports.Cluster`. Nothing is ever read."""

@@ -11,6 +11,7 @@ from ddp_operator.api.rules.trainer import (
     wants_host_network,
 )
 from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.spec.accelerator import Accelerator
 
 _JOINED = {name: gpu for name, gpu in GPUS.items() if networks(gpu)}
 """GPU types of machines with a GPU network."""
@@ -22,6 +23,12 @@ _SERVES = " || ".join(
 )
 _WHOLE = {name: gpu.most for name, gpu in _JOINED.items()}
 _MOST = f"{_WHOLE}[self.accelerator.type]"
+_DOMAINS = {name: gpu.domain_nodes for name, gpu in GPUS.items() if gpu.domain_nodes}
+"""Nodes of one NVLink domain, by GPU type."""
+_PODS = (
+    "(has(self.elastic) && has(self.elastic.maxReplicas) ? self.elastic.maxReplicas"
+    " : self.replicas) + self.spares"
+)
 
 
 def _wanted(spec: DDPJobSpec) -> str:
@@ -35,6 +42,26 @@ def _serves(spec: DDPJobSpec) -> bool:
     if gpu is None:
         return spec.accelerator.network != "auto"  # the user must know
     return bool(networks(gpu)) and spec.accelerator.network in ("auto", *networks(gpu))
+
+
+def _fits_domain(spec: DDPJobSpec) -> bool:
+    nodes = spec.accelerator.domain_nodes if spec.accelerator else 0
+    return not nodes or spec.max_size + spec.spares <= nodes
+
+
+def _domain_type(accelerator: str) -> str:
+    """CEL: the GPU type if pods need an NVLink domain, otherwise an empty text."""
+    type_ = f"{accelerator}.type"
+    asks = f"has({accelerator}) && {accelerator}.network != 'none' && has({type_})"
+    return f"({asks} && {type_} in {list(_DOMAINS)} ? {type_} : '')"
+
+
+def _share_domain(spec: DDPJobSpec) -> bool:
+    def type_of(accelerator: Accelerator | None) -> str | None:
+        return accelerator.type if accelerator and accelerator.domain_nodes else None
+
+    own = (one.accelerator for one in spec.overrides or () if one.accelerator)
+    return all(type_of(accelerator) == type_of(spec.accelerator) for accelerator in own)
 
 
 def _is_whole(spec: DDPJobSpec) -> bool:
@@ -74,5 +101,20 @@ NETWORK_RULES = (
         "hostNetwork from spec.template.spec, or set the network to none",
         f"{_WITHOUT} || !has(self.template.spec.hostNetwork) || !self.template.spec.hostNetwork",
         lambda spec: _wanted(spec) == "none" or not wants_host_network(spec),
+    ),
+    Rule(
+        "spec.accelerator.network: all pods must fit into one NVLink domain; lower replicas, or "
+        "elastic.maxReplicas, and spares together to the nodes of one, or set the network to none: "
+        + ", ".join(f"{nodes} of {name}" for name, nodes in _DOMAINS.items()),
+        f"{_WITHOUT} || !has(self.accelerator.type) || !(self.accelerator.type in {_DOMAINS})"
+        f" || {_PODS} <= {_DOMAINS}[self.accelerator.type]",
+        _fits_domain,
+    ),
+    Rule(
+        "spec.overrides: with an NVLink domain all pods are in it; remove accelerator from "
+        "overrides, or set spec.accelerator.network and that of overrides to none",
+        "!has(self.overrides) || self.overrides.all(o, !has(o.accelerator)"
+        f" || {_domain_type('o.accelerator')} == {_domain_type('self.accelerator')})",
+        _share_domain,
     ),
 )

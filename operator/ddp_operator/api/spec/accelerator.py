@@ -73,8 +73,9 @@ class Accelerator(ApiModel):
         default="none",
         description=(
             "GPU network between nodes that bypasses their CPUs. auto: what machines of this type "
-            "have. Pods get what the network needs: interfaces, a sidecar, host paths, devices, "
-            "capabilities, NCCL settings. This takes permissions that a namespace may forbid."
+            "have, with nvidia-gb200 and nvidia-gb300 also an NVLink domain. Pods get what the "
+            "network needs: interfaces, a sidecar, host paths, devices, capabilities, NCCL "
+            "settings. This takes permissions that a namespace may forbid."
         ),
     )
 
@@ -89,3 +90,8 @@ class Accelerator(ApiModel):
         if self.network == "auto":
             return self.gpu.fabric if self.gpu else None
         return None if self.network == "none" else self.network
+
+    @property
+    def domain_nodes(self) -> int:
+        """Nodes of the NVLink domain in which all pods are; 0: they need not share one."""
+        return self.gpu.domain_nodes if self.gpu and self.fabric == "dranet" else 0

@@ -131,7 +131,8 @@ def shape(
         "spec": made,
     }
     if own.accelerator and (fabric := own.accelerator.fabric):
-        common = on_fabric(fabric, common, trainer=trainer["name"], side_cars=side_cars)
+        gpu = own.accelerator.gpu
+        common = on_fabric(fabric, common, trainer=trainer["name"], gpu=gpu, side_cars=side_cars)
     return in_queue(spec, index, common)
 
 

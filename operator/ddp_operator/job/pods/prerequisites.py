@@ -4,12 +4,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator.api.constants import LABEL_JOB_NAME, NAMESPACE_NAME_LABEL, OPERATOR_LABELS
+from ddp_operator.api.constants import (
+    LABEL_JOB_NAME,
+    LABEL_JOB_UID,
+    NAMESPACE_NAME_LABEL,
+    OPERATOR_LABELS,
+)
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.spec.overrides import accelerators, kinds
 from ddp_operator.job.pods.address import told_port
-from ddp_operator.job.pods.fabrics.rdma import CLAIMED
+from ddp_operator.job.pods.fabrics.rdma import (
+    cards_of,
+    cards_template,
+    channel_template,
+    claimed,
+)
 from ddp_operator.job.pods.manifests import own_metadata
 from ddp_operator.job.pods.schedulers.gangs import gang_of
 from ddp_operator.ports import Manifest
@@ -18,6 +28,17 @@ _CLAIMS_NEED: Final = (
     "spec.accelerator.network: dranet needs Kubernetes 1.34 or later, and an operator that may "
     "create claim templates (manifests/components/dranet)"
 )
+_DOMAINS_NEED: Final = (
+    "spec.accelerator.network: NVLink domains need NVIDIA's DRA driver, and an operator that may "
+    "create ComputeDomains (manifests/components/compute-domains)"
+)
+
+COMPUTE_DOMAIN: Final[Manifest] = {
+    "apiVersion": "resource.nvidia.com/v1beta1",
+    "kind": "ComputeDomain",
+}
+"""From api/nvidia.com/resource/v1beta1 of
+https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu (August 2026)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +52,12 @@ class Prerequisite:
 
 
 def prerequisites(job: DDPJob) -> Iterator[Prerequisite]:
-    """Yield the objects that must exist before the job's pods. The job owns them."""
-    if template := claim_template(job):
+    """Yield the objects that must exist before the job's pods. The job owns them, except a
+    ComputeDomain.
+    """
+    if domain := compute_domain(job):
+        yield Prerequisite(domain, _DOMAINS_NEED)
+    for template in claim_templates(job):
         yield Prerequisite(template, _CLAIMS_NEED)
     if gang := gang_of(job):
         group = gang.group(job)
@@ -40,16 +65,36 @@ def prerequisites(job: DDPJob) -> Iterator[Prerequisite]:
         yield Prerequisite({**group, "metadata": metadata}, gang.needs)
 
 
-def claim_template(job: DDPJob) -> dict[str, Any] | None:
-    """Return the ResourceClaimTemplate of a job's pods; None if they claim nothing."""
-    if all(one.fabric != "dranet" for one in accelerators(job.spec)):
+def claim_templates(job: DDPJob) -> Iterator[dict[str, Any]]:
+    """Yield a ResourceClaimTemplate for each number of network cards that pods claim."""
+    claiming = (one for one in accelerators(job.spec) if one.fabric == "dranet")
+    for cards in dict.fromkeys(cards_of(one.gpu) for one in claiming):
+        yield {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaimTemplate",
+            "metadata": {**own_metadata(job), "name": cards_template(job.name, cards)},
+            "spec": {"spec": claimed(cards)},
+        }
+
+
+def compute_domain(job: DDPJob) -> dict[str, Any] | None:
+    """Return the ComputeDomain of a job's pods; None if they need none.
+
+    It has no owner. NVIDIA's driver stops the NVLink connections of all pods as soon as the
+    domain's deletion is requested, whatever finalizers it has. Kubernetes would request it together
+    with that of the job's pods, which may still save. `engine.compute_domains` deletes it after
+    them, and a namespace that ends deletes its pods first (Kubernetes 1.34 and later).
+    """
+    if not any(one.domain_nodes for one in accelerators(job.spec)):
         return None
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": own_metadata(job),
-        "spec": {"spec": CLAIMED},
+    metadata = {
+        "name": job.name,
+        "namespace": job.namespace,
+        "labels": {LABEL_JOB_NAME: job.name, LABEL_JOB_UID: job.uid},
     }
+    channel = {"resourceClaimTemplate": {"name": channel_template(job.name)}}
+    nodes = job.spec.max_size + job.spec.spares
+    return {**COMPUTE_DOMAIN, "metadata": metadata, "spec": {"numNodes": nodes, "channel": channel}}
 
 
 def network_policy(job: DDPJob, *, operator_namespace: str | None) -> dict[str, Any]:

@@ -105,3 +105,14 @@ async def list_uids(
         else:
             return found
     raise ValueError(f"attempts must be at least 1, not {attempts}")
+
+
+async def list_metadata(
+    client: ApiClient, path: str, *, labels: Mapping[str, str]
+) -> list[Manifest]:
+    """Return the objects of a collection with these labels, without their content. An empty value
+    stands for any.
+    """
+    selector = ",".join(f"{name}={value}" if value else name for name, value in labels.items())
+    pages = list_pages(client, path, params={"labelSelector": selector}, accept=METADATA_ONLY)
+    return [item async for items, _ in pages for item in items]

@@ -226,7 +226,8 @@ def test_pod_is_the_sum_of_its_parts(fabric: str, provisioning: str, gang: str) 
     again = scheduled(job, SECOND, pod)
     accelerator = job.spec.accelerator
     if accelerator and accelerator.fabric:
-        again = on_fabric(accelerator.fabric, again, trainer="trainer")
+        gpu = accelerator.gpu
+        again = on_fabric(accelerator.fabric, again, trainer="trainer", gpu=gpu)
     assert json.dumps(again) == once, "parts applied twice change nothing"
     assert json.dumps(pod) == once, "the pod was changed in place"
 

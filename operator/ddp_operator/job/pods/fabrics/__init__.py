@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Final
 
-from ddp_operator.api.gpus import Fabric
+from ddp_operator.api.gpus import Fabric, Gpu
 from ddp_operator.job.pods.fabrics.rdma import dranet, rdma
 from ddp_operator.job.pods.fabrics.side_cars import DEFAULT_SIDE_CARS, SideCars
 from ddp_operator.job.pods.fabrics.tcpx import tcpx
@@ -22,15 +22,22 @@ PRIVILEGES: Final[Mapping[Fabric, str]] = {
     "tcpxo": "host paths for NVIDIA's libraries, devices and /sys, and the daemon's capabilities "
     "NET_ADMIN and NET_BIND_SERVICE",
     "rdma": "host paths for NVIDIA's libraries and gIB's",
-    "dranet": "host paths for NVIDIA's libraries and gIB's",
+    "dranet": "host paths for NVIDIA's libraries and gIB's, and on A4X Max IPC_LOCK",
 }
 """Parts of each fabric that a Pod Security Standard may forbid."""
 
 
 def on_fabric(
-    fabric: Fabric, pod: Manifest, *, trainer: str, side_cars: SideCars = DEFAULT_SIDE_CARS
+    fabric: Fabric,
+    pod: Manifest,
+    *,
+    trainer: str,
+    gpu: Gpu | None = None,
+    side_cars: SideCars = DEFAULT_SIDE_CARS,
 ) -> dict[str, Any]:
-    """Return the pod with all that its fabric needs; `trainer` names its training container."""
+    """Return the pod with all that its fabric needs. `trainer` names its training container, `gpu`
+    is the table's entry for its machine.
+    """
     draft = deepcopy(dict(pod))
     match fabric:
         case "tcpx":
@@ -40,5 +47,5 @@ def on_fabric(
         case "rdma":
             rdma(draft, trainer)
         case "dranet":
-            dranet(draft, trainer)
+            dranet(draft, trainer, gpu)
     return draft

@@ -15,7 +15,7 @@ from ddp_operator.api.gpus import GPUS, Fabric, networks
 from ddp_operator.job.planning.convergence import explain_refusal
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.fabrics import PRIVILEGES, SideCars, on_fabric
-from ddp_operator.job.pods.prerequisites import claim_template
+from ddp_operator.job.pods.prerequisites import claim_templates
 from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import Json, container
@@ -135,15 +135,14 @@ def test_network_auto_selects_the_machines_fabric(type_: str) -> None:
         manifests.shape("digits", fresh_job(accelerator={**accelerator, **network}).spec, 0)
         for network in ({}, {"network": "auto"}, {"network": gpu.fabric})
     )
-    assert auto == named == on_fabric(gpu.fabric, plain, trainer="trainer")
+    assert auto == named == on_fabric(gpu.fabric, plain, trainer="trainer", gpu=gpu)
     assert plain != auto
 
 
 def test_pods_claim_the_jobs_claim_template() -> None:
     accelerator = {"type": "nvidia-b200", "count": 8}
     job = fresh_job(accelerator={**accelerator, "network": "dranet"})
-    template, pod = claim_template(job), manifests.pod(job, Identity(0, 0))
-    assert template is not None
+    [template], pod = claim_templates(job), manifests.pod(job, Identity(0, 0))
     [claim] = pod["spec"]["resourceClaims"]
     assert claim["resourceClaimTemplateName"] == template["metadata"]["name"] == job.name
     assert template["metadata"]["ownerReferences"] == pod["metadata"]["ownerReferences"]
@@ -153,8 +152,8 @@ def test_pods_claim_the_jobs_claim_template() -> None:
     }
     assert template["spec"] == yaml.safe_load((GOLDEN / "dranet-claims.yaml").read_text())
     own = {"indexes": ["0"], "accelerator": {**accelerator, "network": "dranet"}}
-    assert claim_template(fresh_job(accelerator=accelerator)) is None
-    assert claim_template(fresh_job(overrides=[own])) == template
+    assert not list(claim_templates(fresh_job(accelerator=accelerator)))
+    assert list(claim_templates(fresh_job(overrides=[own]))) == [template]
 
 
 def test_template_may_select_another_network_profile() -> None:
