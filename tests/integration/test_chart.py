@@ -209,6 +209,7 @@ async def test_objects_of_all_values_are_admitted(release: Release) -> None:
         "networkPolicy": {"enabled": False},
         "metrics": {"auth": {"enabled": True}},
         "dranet": True,
+        "computeDomains": True,
         "gangs": True,
         "multikueue": True,
         "sideCars": {"tcpx": "m.example/a:1"},

@@ -59,6 +59,7 @@ def test_each_component_adds_only_its_objects(render: Render) -> None:
             ("ValidatingAdmissionPolicyBinding", "ddp-operator"),
         ],
         "dranet": cluster_role("claims"),
+        "compute-domains": cluster_role("compute-domains"),
         "gangs": cluster_role("gangs"),
         "multikueue": cluster_role("multikueue"),
         "metrics-auth": [

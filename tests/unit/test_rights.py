@@ -6,7 +6,7 @@ from typing import Any, Final
 import yaml
 from ddp_operator.endpoints.metrics import PATH
 from ddp_operator.job.pods import multikueue
-from ddp_operator.job.pods.prerequisites import prerequisites
+from ddp_operator.job.pods.prerequisites import COMPUTE_DOMAIN, prerequisites
 from ddp_operator.kube import NODES, PODS, Permission
 from ddp_operator.kube.resources import WORKLOADS, Resource, resource_of
 from ddp_operator.ports import Key
@@ -36,11 +36,14 @@ FILES: Final = (
     "components/one-namespace/rbac.yaml",
     "components/metrics-auth/rbac.yaml",
     "components/dranet/rbac.yaml",
+    "components/compute-domains/rbac.yaml",
     "components/gangs/rbac.yaml",
     "components/multikueue/rbac.yaml",
     "components/priority-boost/rbac.yaml",
 )
-EVERYWHERE, IN_ONE_NAMESPACE, REVIEWS, CLAIMS, GANGS, MULTIKUEUE, BOOSTS = map(roles, FILES)
+EVERYWHERE, IN_ONE_NAMESPACE, REVIEWS, CLAIMS, DOMAINS, GANGS, MULTIKUEUE, BOOSTS = map(
+    roles, FILES
+)
 TO_LEAD: Final = EVERYWHERE["Role", "ddp-operator"]
 
 
@@ -92,6 +95,12 @@ def test_claims_and_boosts_need_few_permissions() -> None:
     assert grants_exactly(CLAIMS["ClusterRole", "ddp-operator-claims"], *needed)
     boosts = BOOSTS["ClusterRole", "ddp-operator-workloads"]
     assert grants_exactly(boosts, Permission("patch", WORKLOADS))
+
+
+def test_compute_domains_need_four_permissions() -> None:
+    domains = resource_of(COMPUTE_DOMAIN)
+    needed = [Permission(verb, domains) for verb in ("get", "list", "create", "delete")]
+    assert grants_exactly(DOMAINS["ClusterRole", "ddp-operator-compute-domains"], *needed)
 
 
 def test_gangs_need_three_permissions_for_each_scheduler() -> None:

@@ -118,6 +118,7 @@ class Values(_Values):
     network_policy: NetworkPolicy
     metrics: Metrics
     dranet: bool
+    compute_domains: bool
     side_cars: SideCars
     gangs: bool
     multikueue: bool

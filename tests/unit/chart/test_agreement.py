@@ -48,6 +48,7 @@ def test_installations_are_equal_without_crds_keep() -> None:
     [
         ("admission-policy", {"admissionPolicy": {"enabled": True}}),
         ("dranet", {"dranet": True}),
+        ("compute-domains", {"computeDomains": True}),
         ("gangs", {"gangs": True}),
         ("multikueue", {"multikueue": True}),
         ("priority-boost", {"priorityBoost": 10}),

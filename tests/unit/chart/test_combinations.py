@@ -21,7 +21,7 @@ CHOICES: Final[dict[str, Json]] = {
     "service": {"metrics": {"monitor": {"kind": "ServiceMonitor"}, "dashboard": {"enabled": True}}},
     "gangs": {"gangs": True, "multikueue": True},
     "boosts": {"priorityBoost": 5},
-    "fabrics": {"dranet": True, "sideCars": {"tcpxo": "m/a:1"}},
+    "fabrics": {"dranet": True, "computeDomains": True, "sideCars": {"tcpxo": "m/a:1"}},
     "placed": {"nodeSelector": {"a": "b"}, "affinity": {"nodeAffinity": {}}, "tolerations": [{}]},
     "bare": {"resources": None, "topologySpreadConstraints": []},
     "marked": {"extraLabels": {"a": "b"}, "extraAnnotations": {"c": "d"}},

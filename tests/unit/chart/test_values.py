@@ -33,7 +33,7 @@ EXTRA: Final[Json] = {
     "metadata": {"name": "of-{{ .Release.Name }}", "namespace": "elsewhere"},
 }
 EVERYTHING: Final[Json] = {
-    **{"dranet": True, "gangs": True, "multikueue": True},
+    **{"dranet": True, "computeDomains": True, "gangs": True, "multikueue": True},
     "admissionPolicy": {"enabled": True},
     **{"priorityBoost": 5, "sideCars": {"tcpx": "m/a:1"}},
     "metrics": {
@@ -236,7 +236,12 @@ CASES: Final[list[Case]] = [
     ),
     *(
         switch(name, {name: True}, "ClusterRoleBinding", f"ddp-operator-{role}")
-        for name, role in (("dranet", "claims"), ("gangs", "gangs"), ("multikueue", "multikueue"))
+        for name, role in (
+            ("dranet", "claims"),
+            ("computeDomains", "compute-domains"),
+            ("gangs", "gangs"),
+            ("multikueue", "multikueue"),
+        )
     ),
     argument("priorityBoost", {"priorityBoost": 5}, "--priority-boost=5"),
     ("sideCars.tcpx", {"sideCars": {"tcpx": "m/a:1"}}, side_cars, {"tcpx": "m/a:1"}),
@@ -255,7 +260,10 @@ CASES: Final[list[Case]] = [
         "elsewhere",
     ),
 ]
-ROLES: Final = ("jobs", "logs", "tokens", "claims", "gangs", "multikueue", "workloads")
+ROLES: Final = (
+    *("jobs", "logs", "tokens", "claims", "compute-domains"),
+    *("gangs", "multikueue", "workloads"),
+)
 OF_EVERY_OBJECT: Final = ("extraLabels", "extraAnnotations")
 VALUES: Final = (CHART / "values.yaml").read_text()
 
@@ -336,7 +344,12 @@ def test_defaults_are_those_of_the_operator() -> None:
 def test_releases_in_two_namespaces_share_nothing() -> None:
     """Except objects of the whole cluster."""
     alone: Json = {"crds": {"enabled": False}, "userRoles": False, "dranet": True, "gangs": True}
-    alone |= {"multikueue": True, "priorityBoost": 5, "metrics": {"auth": {"enabled": True}}}
+    alone |= {
+        "computeDomains": True,
+        "multikueue": True,
+        "priorityBoost": 5,
+        "metrics": {"auth": {"enabled": True}},
+    }
     one = render({**alone, "watchNamespace": "a"}, namespace="operator-a")
     other = render({**alone, "watchNamespace": "b"}, namespace="operator-b")
 
@@ -364,7 +377,8 @@ def test_releases_in_two_namespaces_share_nothing() -> None:
 
 
 def test_other_namespace_has_its_own_roles() -> None:
-    granted: Json = {"dranet": True, "gangs": True, "multikueue": True, "priorityBoost": 5}
+    granted: Json = {"dranet": True, "computeDomains": True, "gangs": True, "multikueue": True}
+    granted["priorityBoost"] = 5
     rendered = render({"watchNamespace": "training", **granted})
     there = {key for key, o in rendered.items() if o["metadata"].get("namespace") == "training"}
     assert there == {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from ddp_operator.api.constants import GROUP
+from ddp_operator.api.constants import GROUP, LABEL_JOB_UID
 
 from tests.unit.kube.admission import AdmissionRequest
 
@@ -18,7 +18,7 @@ POLICY, BINDING = yaml.safe_load_all(
     (MANIFESTS / "components/admission-policy/admission-policy.yaml").read_text()
 )
 
-OWNED, PLACE, HOST, PRIVILEGES, HOST_PATHS, HEADLESS, *LATER = POLICY["spec"]["validations"]
+OWNED, DOMAIN, PLACE, HOST, PRIVILEGES, HOST_PATHS, HEADLESS, *LATER = POLICY["spec"]["validations"]
 SPEC, METADATA, ANNOTATIONS, FINALIZERS, EVENT, LEASE, SECRET, FINISHED = LATER
 BOOST: Final = "boost workloads"
 """The update of a Workload that Kueue made for a pod group."""
@@ -145,6 +145,12 @@ BAD: Final = [
         Bad(f"{BOOST} {what}", BOOST, change, OWNED, changes_old=True)
         for what, change in BAD_OWNERS_OF_GROUPS.items()
     ),
+    *(
+        Bad(f"{act} without a job", act, change, DOMAIN)
+        for act in ("CREATE computedomains", "DELETE computedomains")
+        for change in (without("metadata", "labels", LABEL_JOB_UID),)
+    ),
+    Bad("a domain without labels", "DELETE computedomains", without("metadata", "labels"), DOMAIN),
     *(
         Bad(f"{act} in {namespace}", act, metadata(namespace=namespace), PLACE)
         for act in ("CREATE pods", "CREATE services", "CREATE networkpolicies", "CREATE podgroups")

@@ -439,16 +439,16 @@ class FakeApiServer:
         return response
 
 
-_REQUIREMENT = re.compile(r"([^,=() ]+)(?:=([^,]*)| in \(([^()]+)\))(?:,|$)")
+_REQUIREMENT = re.compile(r"([^,=() ]+)(?:=([^,]*)| in \(([^()]+)\)|)(?:,|$)")
 
 
 def _selected(request: web.Request, manifest: Object) -> bool:
-    """Return whether an object meets the label selector: `name=value` or `name in (a,b)`."""
+    """Return whether labels meet the selector: `name`, `name=value` or `name in (a,b)`."""
     labels = manifest["metadata"].get("labels", {})
     selector = request.query.get("labelSelector", "")
     assert _REQUIREMENT.sub("", selector) == "", f"a bad selector: {selector}"
     return all(
-        labels.get(name) in (several.split(",") if several else [one])
+        name in labels and (not (one or several) or labels[name] in (several or one).split(","))
         for name, one, several in _REQUIREMENT.findall(selector)
     )
 

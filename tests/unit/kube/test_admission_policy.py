@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from ddp_operator.api.constants import KUEUE_RETRIABLE, LABEL_SERVING
+from ddp_operator.api.constants import KUEUE_RETRIABLE, LABEL_JOB_UID, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.tokens.access import Access
 from ddp_operator.job.planning.decisions import finish
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests, multikueue
-from ddp_operator.job.pods.prerequisites import network_policy, prerequisites
+from ddp_operator.job.pods.prerequisites import compute_domain, network_policy, prerequisites
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.kube import ApiClient, Credentials, KubeCluster, Reflector
 from ddp_operator.kube.election.lease import LeaderLease
@@ -43,8 +43,9 @@ from tests.unit.kube.test_lease import PATIENT
 from tests.waiting import eventually
 
 OPERATOR: Final = "system:serviceaccount:ddp-operator:ddp-operator"
-COMPONENTS: Final = ("dranet", "gangs", "multikueue", "priority-boost")
+COMPONENTS: Final = ("dranet", "compute-domains", "gangs", "multikueue", "priority-boost")
 """Components that let the operator write something."""
+A4X: Final = {"type": "nvidia-gb200", "count": 4, "network": "auto"}
 ELSEWHERE: Final[dict[str, Any]] = {
     "managedBy": "kueue.x-k8s.io/multikueue",
     "scheduling": {"queueName": "team"},
@@ -92,6 +93,11 @@ async def sent(
     await cluster.create_service(manifests.service(job))
     template = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "spec": {}}
     await cluster.apply({**manifests.service(job), **template})
+    domain = compute_domain(DDPJob.parse(stored_job(accelerator=A4X)))
+    assert domain is not None
+    await cluster.apply(domain)
+    [stored_domain] = await cluster.find(domain, labels={LABEL_JOB_UID: job.uid})
+    await cluster.delete(stored_domain)
     for replicas in (2, 3):
         gang = DDPJob.parse(stored_job(replicas=replicas, scheduling={"gang": "coscheduling"}))
         for needed in prerequisites(gang):

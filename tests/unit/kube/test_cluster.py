@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import pytest
-from ddp_operator.api.constants import KUEUE_BOOST
+from ddp_operator.api.constants import KUEUE_BOOST, LABEL_JOB_UID
 from ddp_operator.api.node_signals import DEFAULT_RULES
 from ddp_operator.kube import (
     ALL_NODES,
@@ -181,6 +181,58 @@ async def test_kind_that_is_not_served_has_its_own_error(
     server.faults = [Fault("POST", 404, {**gone, "message": 'namespaces "ns" not found'}, times=1)]
     with pytest.raises(NotFoundError, match="namespaces"):
         await blind.apply(claims())
+
+
+def domain(uid: str = "job-uid", *, nodes: int = 2) -> dict[str, Any]:
+    metadata = {"namespace": "ns", "name": "job", "labels": {LABEL_JOB_UID: uid}}
+    kind = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomain"}
+    return {**kind, "metadata": metadata, "spec": {"numNodes": nodes}}
+
+
+async def test_object_without_a_controller_belongs_to_the_job_of_its_label(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    await blind.apply(domain())
+    await blind.apply(domain(nodes=3))
+    stored = server.objects["computedomains", "ns", "job"]
+    assert (stored["spec"], server.count("PUT")) == ({"numNodes": 2}, 0), "it was changed"
+    with pytest.raises(
+        AlreadyExistsError, match=r"an earlier job \(job-uid\), and is deleted after"
+    ):
+        await blind.apply(domain("other"))
+    stored["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    with pytest.raises(AlreadyExistsError, match="ns/job is being deleted"):
+        await blind.apply(domain())
+    stored["metadata"]["labels"] = {}
+    with pytest.raises(AlreadyExistsError, match="ns/job already exists and has no owner"):
+        await blind.apply(domain())
+
+
+async def test_objects_are_found_by_their_labels(
+    blind: KubePods, server: FakeApiServer, client: ApiClient
+) -> None:
+    for namespace, uid in (("ns", "a"), ("ns", "b"), ("elsewhere", "a")):
+        one = domain(uid)
+        one["metadata"] |= {"namespace": namespace, "name": f"job-{uid}"}
+        server.create("computedomains", one)
+    server.create("computedomains", {"metadata": {"namespace": "ns", "name": "theirs"}})
+
+    async def found(where: KubePods, uid: str, **metadata: str) -> set[tuple[str, str]]:
+        like = {**domain(), "metadata": metadata}
+        objects = await where.find(like, labels={LABEL_JOB_UID: uid})
+        assert {(one["kind"], one["apiVersion"]) for one in objects} <= {
+            ("ComputeDomain", "resource.nvidia.com/v1beta1")
+        }
+        return {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in objects}
+
+    assert await found(blind, "") == {("ns", "job-a"), ("ns", "job-b"), ("elsewhere", "job-a")}
+    assert await found(blind, "a", namespace="ns") == {("ns", "job-a")}
+    pods: Reflector[tuple[str, str]] = Running(client).reflector
+    single = KubeCluster(client, job_resource=JOBS, pods=pods, namespace="elsewhere")
+    assert await found(single, "") == {("elsewhere", "job-a")}
+    server.faults = [Fault("GET", 404, {"message": "the server could not find it"})]
+    with pytest.raises(NotServedError, match=r"not serve computedomains\.resource\.nvidia\.com v1"):
+        await found(blind, "")
 
 
 def policy(port: int = 1, **owner: str) -> dict[str, Any]:
