@@ -53,6 +53,7 @@ def _env(*names: str) -> list[Json]:
 
 
 _RESTART = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]
+_GB300: Json = {"type": "nvidia-gb300", "count": 4, "network": "auto"}
 _L4 = {"type": "nvidia-l4"}
 _SHARED = {"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"}
 
@@ -545,6 +546,53 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "spec.accelerator: the machines of its type have another processor",
         accelerator=_L4,
         template=template(nodeSelector={"kubernetes.io/arch": "arm64"}),
+    ),
+    _cel(
+        "more pods than nodes of an NVLink domain",
+        "spec.accelerator.network: all pods must fit into one NVLink domain",
+        replicas=19,
+        accelerator=_GB300,
+    ),
+    _cel(
+        "more pods and spares than nodes of an NVLink domain",
+        "spec.accelerator.network: all pods must fit into one NVLink domain",
+        replicas=17,
+        spares=2,
+        restart={"scope": "InPlace"},
+        accelerator=_GB300,
+    ),
+    _cel(
+        "an elastic job that outgrows an NVLink domain",
+        "spec.accelerator.network: all pods must fit into one NVLink domain",
+        replicas=2,
+        elastic={"maxReplicas": 19},
+        accelerator=_GB300,
+    ),
+    _cel(
+        "a pod outside the NVLink domain of its job",
+        "spec.overrides: with an NVLink domain all pods are in it",
+        replicas=2,
+        accelerator=_GB300,
+        overrides=[{"indexes": ["1"], "accelerator": {**_GB300, "network": "none"}}],
+    ),
+    _cel(
+        "a pod with an NVLink domain of its own",
+        "spec.overrides: with an NVLink domain all pods are in it",
+        replicas=2,
+        accelerator={**_GB300, "network": "none"},
+        overrides=[{"indexes": ["1"], "accelerator": _GB300}],
+    ),
+    _cel(
+        "a pod on other machines with NVLink domains",
+        "spec.overrides: with an NVLink domain all pods are in it",
+        replicas=2,
+        accelerator=_GB300,
+        overrides=[{"indexes": ["1"], "accelerator": {**_GB300, "type": "nvidia-gb200"}}],
+    ),
+    _cel(
+        "multi-networking on machines with an NVLink domain",
+        "spec.accelerator.network: machines of this type do not have this network",
+        accelerator={**_GB300, "network": "rdma"},
     ),
     _cel(
         "a fabric that its machines have not",

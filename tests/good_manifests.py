@@ -241,6 +241,31 @@ GOOD_MANIFESTS: dict[str, Json] = {
         accelerator={"type": "nvidia-gb200", "count": 4},
         template=template(nodeSelector={"kubernetes.io/arch": "arm64"}),
     ),
+    "as many pods and spares as nodes of an NVLink domain": job(
+        replicas=16,
+        spares=2,
+        restart={"scope": "InPlace"},
+        accelerator={"type": "nvidia-gb300", "count": 4, "network": "auto"},
+    ),
+    "an elastic job in an NVLink domain": job(
+        replicas=4,
+        elastic={"maxReplicas": 18},
+        accelerator={"type": "nvidia-gb200", "count": 4, "network": "dranet"},
+    ),
+    "more pods than nodes of an NVLink domain, without a network": job(
+        replicas=20, accelerator={"type": "nvidia-gb200", "count": 4}
+    ),
+    "other processes in a part of an NVLink domain": job(
+        replicas=2,
+        accelerator={"type": "nvidia-gb200", "count": 4, "network": "auto"},
+        overrides=[
+            {
+                "indexes": ["1"],
+                "accelerator": {"type": "nvidia-gb200", "count": 4, "network": "auto"},
+                "nprocPerNode": 2,
+            }
+        ],
+    ),
     "what the machines have for a network": job(
         replicas=2, accelerator={"type": "nvidia-h200-141gb", "count": 8, "network": "auto"}
     ),

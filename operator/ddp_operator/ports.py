@@ -238,8 +238,8 @@ class Cluster(Protocol[PodT]):
 
     async def apply(self, manifest: Manifest) -> None:
         """Create an object of another kind. If one of the same controller exists, give it the
-        manifest's spec, if its kind allows changes. An object without a controller belongs to the
-        job whose UID is its label. Raises `NotServedError` without such a kind.
+        manifest's spec, if its kind allows changes. Without a controller, an object belongs to
+        the job of its UID label. Raises `NotServedError` without such a kind.
         """
 
     async def read(self, named: Manifest) -> Manifest:

@@ -23,7 +23,7 @@ PAGE = (MANIFESTS.parent / "docs/how-to/gke.md").read_text()
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
 OBJECTS: list[dict[str, Any]] = [one for block in BLOCKS for one in yaml.safe_load_all(block)]
 EXAMPLES = MANIFESTS / "examples"
-OBJECTS.append(yaml.safe_load((EXAMPLES / "gpu-gke.yaml").read_text()))
+OBJECTS += (yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()) for name in ("gpu-gke", "a4x"))
 CLASS, CLASS_JOB = yaml.safe_load_all((EXAMPLES / "dranet-compute-class.yaml").read_text())
 OBJECTS.append(CLASS_JOB)
 JOBS = [one for one in OBJECTS if one["apiVersion"] == API_VERSION]
@@ -33,6 +33,7 @@ FABRICS = {
     "gpt-h200": "rdma",
     "gpt-b200": "dranet",
     "gpt-b200-class": "dranet",
+    "gpt-a4x": "dranet",
 }
 """Networks of the page's jobs."""
 
@@ -90,7 +91,10 @@ def test_jobs_of_the_page_are_valid(manifest: dict[str, Any]) -> None:
         pod = manifests.pod(job, Identity(index, 0))
         assert pod["spec"]["serviceAccountName"] == "trainer"
     kinds = [needed.manifest["kind"] for needed in prerequisites(job)]
-    assert kinds == (["ResourceClaimTemplate"] if accelerator.fabric == "dranet" else [])
+    assert kinds == [
+        *(["ComputeDomain"] if accelerator.domain_nodes else []),
+        *(["ResourceClaimTemplate"] if accelerator.fabric == "dranet" else []),
+    ]
 
 
 def test_queue_of_the_page_fits_its_job() -> None:
@@ -122,7 +126,7 @@ def test_machines_of_the_page_have_their_gpus() -> None:
     [named] = NAMED.findall(PAGE)
     pools.remove(("$MACHINE", "$GPU", 8))
     pools += [(named[1], named[2], 8), (named[4], named[5], 8)]
-    assert len(pools) == 5
+    assert len(pools) == 6
     for machine, gpu, count in pools:
         assert machine.startswith(GPUS[gpu].machines), f"{machine} has no {gpu}"
         assert count in GPUS[gpu].counts

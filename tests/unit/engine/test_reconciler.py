@@ -55,6 +55,7 @@ CRASHED = {
 
 
 DRANET = {"accelerator": {"type": "nvidia-b200", "count": 8, "network": "dranet"}}
+A4X = {"accelerator": {"type": "nvidia-gb300", "count": 4, "network": "auto"}}
 
 
 def job(**spec: Any) -> dict[str, Any]:
@@ -769,6 +770,8 @@ async def test_replaced_pod_of_an_elastic_gang_finds_its_new_minimum(world: Worl
     [
         (DRANET, "ResourceClaimTemplate", NotServedError, "spec.accelerator.network: dranet ne"),
         (DRANET, "ResourceClaimTemplate", ForbiddenError, "spec.accelerator.network: dranet ne"),
+        (A4X, "ComputeDomain", NotServedError, "spec.accelerator.network: NVLink domains need"),
+        (A4X, "ComputeDomain", ForbiddenError, "spec.accelerator.network: NVLink domains need"),
         (
             {"scheduling": {"gang": "kai"}},
             "PodGroup",
@@ -776,7 +779,11 @@ async def test_replaced_pod_of_an_elastic_gang_finds_its_new_minimum(world: Worl
             "spec.scheduling.gang: kai needs the PodGroups of KAI Scheduler",
         ),
     ],
-    ids=["claims not served", "claims forbidden", "gang not served"],
+    ids=[
+        *("claims not served", "claims forbidden"),
+        *("domains not served", "domains forbidden"),
+        "gang not served",
+    ],
 )
 async def test_missing_prerequisite_is_named_and_waited_for(
     world: World, spec: dict[str, Any], call: str, error: type[ClusterError], needs: str
