@@ -247,6 +247,9 @@ GOOD_MANIFESTS: dict[str, Json] = {
         restart={"scope": "InPlace"},
         accelerator={"type": "nvidia-gb300", "count": 4, "network": "auto"},
     ),
+    "an NVLink domain on machines with multi-networking": job(
+        replicas=2, accelerator={"type": "nvidia-gb200", "count": 4, "network": "rdma"}
+    ),
     "an elastic job in an NVLink domain": job(
         replicas=4,
         elastic={"maxReplicas": 18},

@@ -29,6 +29,8 @@ class Gpu:
     """Memory of each GPU, in GB."""
     fabric: Fabric | None = None
     """Network of the machines with the largest number of GPUs."""
+    other_fabric: Fabric | None = None
+    """Another way to the same network cards: by device name or by claim."""
     network_cards: int = 8
     """RDMA cards of one machine."""
     gib_on_node: bool = True
@@ -71,16 +73,27 @@ GPUS: Final[Mapping[str, Gpu]] = {
         machines=("a3-megagpu",), counts=(8,), memory_gb=80, fabric="tcpxo", partitions=7
     ),
     "nvidia-h200-141gb": Gpu(
-        machines=("a3-ultragpu",), counts=(8,), memory_gb=141, fabric="rdma", partitions=7
+        machines=("a3-ultragpu",),
+        counts=(8,),
+        memory_gb=141,
+        fabric="rdma",
+        other_fabric="dranet",
+        partitions=7,
     ),
     "nvidia-b200": Gpu(
-        machines=("a4-highgpu",), counts=(8,), memory_gb=180, fabric="rdma", partitions=7
+        machines=("a4-highgpu",),
+        counts=(8,),
+        memory_gb=180,
+        fabric="rdma",
+        other_fabric="dranet",
+        partitions=7,
     ),
     "nvidia-gb200": Gpu(
         machines=("a4x-highgpu",),
         counts=(4,),
         memory_gb=186,
         fabric="dranet",
+        other_fabric="rdma",
         network_cards=4,
         domain_nodes=18,
         arm64=True,
@@ -101,6 +114,4 @@ GPUS: Final[Mapping[str, Gpu]] = {
 
 def networks(gpu: Gpu) -> tuple[Fabric, ...]:
     """Return the networks of machines with such GPUs. `auto` uses the first."""
-    if gpu.fabric == "rdma":
-        return ("rdma", "dranet")  # the same cards, by device name or by claim
-    return (gpu.fabric,) if gpu.fabric else ()
+    return tuple(fabric for fabric in (gpu.fabric, gpu.other_fabric) if fabric)

@@ -94,4 +94,4 @@ class Accelerator(ApiModel):
     @property
     def domain_nodes(self) -> int:
         """Nodes of the NVLink domain in which all pods are; 0: they need not share one."""
-        return self.gpu.domain_nodes if self.gpu and self.fabric == "dranet" else 0
+        return self.gpu.domain_nodes if self.gpu and self.fabric else 0

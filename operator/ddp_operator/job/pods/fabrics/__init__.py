@@ -45,7 +45,7 @@ def on_fabric(
         case "tcpxo":
             tcpxo(draft, trainer, side_cars.tcpxo)
         case "rdma":
-            rdma(draft, trainer)
+            rdma(draft, trainer, gpu)
         case "dranet":
             dranet(draft, trainer, gpu)
     return draft

@@ -20,8 +20,6 @@ from ddp_operator.api.constants import (
 from ddp_operator.api.gpus import Gpu
 from ddp_operator.job.pods.fabrics import edits
 
-_NETWORKS: Final = tuple((f"eth{n + 2}", f"rdma-{n}") for n in range(8))
-"""eth1 is the node's second ordinary card."""
 _GIB: Final = "/usr/local/gib"
 
 _ALL_CARDS: Final = 8
@@ -39,7 +37,7 @@ def claimed(cards: int = _ALL_CARDS) -> dict[str, Any]:
 
 
 def cards_of(gpu: Gpu | None) -> int:
-    """Return how many RDMA cards a pod on a machine claims; None: the machine is unknown."""
+    """Return how many RDMA cards a machine has; None: the machine is unknown."""
     return gpu.network_cards if gpu else _ALL_CARDS
 
 
@@ -55,9 +53,12 @@ def channel_template(job: str) -> str:
     return f"{job}-channel"
 
 
-def rdma(draft: edits.Draft, trainer: str) -> None:
-    """Give the pod RDMA through interfaces of its own."""
-    edits.give_interfaces(draft, _NETWORKS)
+def rdma(draft: edits.Draft, trainer: str, gpu: Gpu | None) -> None:
+    """Give the pod RDMA through interfaces of its own, and on A4X a channel."""
+    # eth1 is the node's second ordinary card.
+    networks = [(f"eth{n + 2}", f"rdma-{n}") for n in range(cards_of(gpu))]
+    edits.give_interfaces(draft, networks)
+    _claim_channel(draft, trainer, gpu)
     _give_gib(draft, trainer)
     # GKE gives the cards' device files to a pod's first container, and to no other:
     # https://docs.cloud.google.com/ai-hypercomputer/docs/create/gke-ai-hypercompute-custom
@@ -65,16 +66,13 @@ def rdma(draft: edits.Draft, trainer: str) -> None:
 
 
 def dranet(draft: edits.Draft, trainer: str, gpu: Gpu | None) -> None:
-    """Give the pod RDMA through a claim, and a channel of the job's ComputeDomain on machines that
-    have one. The claim templates have names of the job.
-    """
+    """Give the pod RDMA through a claim, and on A4X and A4X Max a channel."""
     # A pod on such nodes must select them, says Google's page on A4X Max. Without the label the
     # autoscaler does not know that a pool without nodes has the cards.
     edits.select(draft, GKE_NETWORK_PROFILE_LABEL, "auto")
     job = draft["metadata"]["labels"][LABEL_JOB_NAME]
     edits.claim(draft, trainer, "ddp-rdma", template=cards_template(job, cards_of(gpu)))
-    if gpu and gpu.domain_nodes:
-        edits.claim(draft, trainer, "ddp-channel", template=channel_template(job))
+    _claim_channel(draft, trainer, gpu)
     if gpu is None or gpu.gib_on_node:
         _give_gib(draft, trainer)
     else:
@@ -82,6 +80,13 @@ def dranet(draft: edits.Draft, trainer: str, gpu: Gpu | None) -> None:
         trains = edits.container(draft, trainer)
         edits.find_libraries(trains, f"{_GIB}/lib64", edits.LIBRARIES)
         edits.allow(trains, "IPC_LOCK")
+
+
+def _claim_channel(draft: edits.Draft, trainer: str, gpu: Gpu | None) -> None:
+    """Claim a channel of the job's ComputeDomain on machines that share an NVLink domain."""
+    if gpu and gpu.domain_nodes:
+        job = draft["metadata"]["labels"][LABEL_JOB_NAME]
+        edits.claim(draft, trainer, "ddp-channel", template=channel_template(job))
 
 
 def _give_nvidia(draft: edits.Draft, trainer: str) -> None:

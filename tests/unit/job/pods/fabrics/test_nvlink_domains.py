@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME, LABEL_JOB_UID
-from ddp_operator.api.gpus import GPUS
+from ddp_operator.api.gpus import GPUS, Fabric
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.fabrics import on_fabric
@@ -23,6 +23,12 @@ from tests.unit.job.builders import fresh_job
 from tests.unit.job.pods.fabrics.test_fabrics import GOLDEN, PLAIN, Readable
 
 TYPES = {"a4x": "nvidia-gb200", "a4x-max": "nvidia-gb300"}
+PODS: dict[str, tuple[str, Fabric]] = {
+    "a4x": ("nvidia-gb200", "dranet"),
+    "a4x-rdma": ("nvidia-gb200", "rdma"),
+    "a4x-max": ("nvidia-gb300", "dranet"),
+}
+"""GPU type and network, by golden file."""
 SUB_BLOCK = "cloud.google.com/gce-topology-subblock"
 SPARES: Json = {"spares": 2, "restart": {"scope": "InPlace"}}
 
@@ -40,12 +46,20 @@ def golden(name: str, made: object) -> object:
     return yaml.safe_load(file.read_text())
 
 
-@pytest.mark.parametrize("machine", TYPES)
-def test_a_plain_pod_gets_what_the_machine_needs(machine: str) -> None:
-    gpu = GPUS[TYPES[machine]]
-    pod = on_fabric("dranet", PLAIN, trainer="trainer", gpu=gpu)
-    assert pod == golden(machine, pod)
-    assert on_fabric("dranet", pod, trainer="trainer", gpu=gpu) == pod
+@pytest.mark.parametrize("name", PODS)
+def test_a_plain_pod_gets_what_the_machine_needs(name: str) -> None:
+    type_, fabric = PODS[name]
+    pod = on_fabric(fabric, PLAIN, trainer="trainer", gpu=GPUS[type_])
+    assert pod == golden(name, pod)
+    assert on_fabric(fabric, pod, trainer="trainer", gpu=GPUS[type_]) == pod
+
+
+def test_a4x_may_name_its_cards_instead_of_claiming_them() -> None:
+    [needed] = prerequisites(a4x(network="rdma"))
+    assert needed.manifest == compute_domain(a4x())
+    assert manifests.pod(a4x(network="rdma"), Identity(0, 0))["spec"]["affinity"]
+    with pytest.raises(InvalidJobError, match="do not have this network"):
+        a4x("nvidia-gb300", network="rdma")
 
 
 @pytest.mark.parametrize("machine", TYPES)
