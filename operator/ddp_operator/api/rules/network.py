@@ -103,9 +103,9 @@ NETWORK_RULES = (
         lambda spec: _wanted(spec) == "none" or not wants_host_network(spec),
     ),
     Rule(
-        "spec.accelerator.network: all pods must fit into one NVLink domain; lower replicas, or "
-        "elastic.maxReplicas, and spares together to the nodes of one, or set the network to none: "
-        + ", ".join(f"{nodes} of {name}" for name, nodes in _DOMAINS.items()),
+        "spec.accelerator.network: all pods must fit into one NVLink domain; lower replicas (or "
+        "elastic.maxReplicas) and spares, or set the network to none; nodes: "
+        + ", ".join(f"{nodes} with {name}" for name, nodes in _DOMAINS.items()),
         f"{_WITHOUT} || !has(self.accelerator.type) || !(self.accelerator.type in {_DOMAINS})"
         f" || {_PODS} <= {_DOMAINS}[self.accelerator.type]",
         _fits_domain,

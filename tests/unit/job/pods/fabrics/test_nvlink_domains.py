@@ -150,7 +150,9 @@ def test_other_machines_have_another_claim_template() -> None:
     ids=["replicas", "spares", "elastic"],
 )
 def test_more_pods_than_nodes_of_a_domain_are_refused(spec: Json) -> None:
-    with pytest.raises(InvalidJobError, match=r"one NVLink domain; lower replicas.*18 of nvidia-g"):
+    with pytest.raises(
+        InvalidJobError, match=r"one NVLink domain; lower replicas.*18 with nvidia-g"
+    ):
         a4x(**spec)
     assert a4x(network="none", **spec)
 
