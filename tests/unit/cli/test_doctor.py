@@ -59,6 +59,16 @@ async def test_healthy_cluster(ddp: Ddp, healthy: FakeApiServer) -> None:
     assert all("reviews" in r.path for r in healthy.requests if r.method == "POST")
 
 
+async def test_nvidias_api_group_is_looked_up(ddp: Ddp, healthy: FakeApiServer) -> None:
+    a4x = node("x", {"cloud.google.com/gke-accelerator": "nvidia-gb200"}, gpus=4)
+    a4x["metadata"]["namespace"] = ""
+    healthy.create("nodes", a4x)
+    assert subjects((await ddp("doctor")).stdout)["NVLink domains"] == "warn"
+    nvidia = {"name": "resource.nvidia.com", "preferredVersion": {"version": "v1beta1"}}
+    healthy.documents["/apis"]["groups"].append(nvidia)
+    assert subjects((await ddp("doctor")).stdout)["NVLink domains"] == "ok"
+
+
 async def test_rights_in_one_namespace_are_enough(ddp: Ddp, healthy: FakeApiServer) -> None:
     for part in ("/nodes", "/deployments", "/customresourcedefinitions", "/storageclasses"):
         healthy.faults.append(Fault("GET", 403, DENIED, times=9, path_part=part))

@@ -93,6 +93,26 @@ def test_native_gangs_that_are_off_get_a_remedy(version: str, remedy: str | None
     assert of("native gangs", **changes) == []
 
 
+@pytest.mark.parametrize(
+    ("served", "level", "words"),
+    [
+        (True, "ok", "gives jobs one on nvidia-gb200, nvidia-gb300"),
+        (False, "warn", "nvidia-gb300: the server has no ComputeDomains"),
+        (FORBIDDEN, "not known", "you may not read it"),
+    ],
+)
+def test_machines_with_nvlink_domains_need_the_driver(
+    served: object, level: str, words: str
+) -> None:
+    label = "cloud.google.com/gke-accelerator"
+    nodes = [node(f"nvidia-gb{n}00", {label: f"nvidia-gb{n}00"}, gpus=4) for n in (3, 2, 2)]
+    [finding] = of("NVLink domains", nodes=nodes, domains=served)
+    assert finding.level == level
+    assert words in finding.text
+    assert bool(finding.remedy) == (level == "warn")
+    assert of("NVLink domains", nodes=[node("a", {label: "nvidia-b200"}, gpus=8)]) == []
+
+
 def other_crd(*, newer: bool) -> dict[str, Any]:
     crd = custom_resource_definition()
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -36,6 +36,7 @@ _GROUPS: Final = {
     "coscheduling": "scheduling.x-k8s.io",
     "KAI": "scheduling.run.ai",
 }
+_DOMAINS: Final = "resource.nvidia.com"
 _NATIVE_GANGS: Final = Resource("scheduling.k8s.io", "v1beta1", "podgroups")
 _RIGHTS: Final = (
     *((JOBS, verb, "") for verb in ("get", "list", "create", "patch", "delete")),
@@ -90,6 +91,7 @@ async def gather(cluster: Cluster, namespace: str) -> Facts:
         labels=await _or_unknown(_labels(client, namespace)),
         storage=await _or_unknown(listed(client, _STORAGE.path())),
         schedulers=schedulers,
+        domains=groups if isinstance(groups, Unknown) else _DOMAINS in groups,
         queues=await _queues(client, groups, namespace),
     )
 

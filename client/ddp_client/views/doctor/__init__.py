@@ -19,6 +19,7 @@ def examine(facts: Facts) -> list[Finding]:
         software.operator(facts),
         software.rights(facts),
         *resources.gpus(facts),
+        *resources.nvlink_domains(facts),
         resources.shared_memory(facts),
         resources.pod_security(facts),
         *resources.schedulers(facts),

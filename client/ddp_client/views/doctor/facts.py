@@ -52,6 +52,8 @@ class Facts:
     """Storage classes."""
     schedulers: Mapping[str, bool | Unknown] = field(default_factory=dict)
     """By scheduler: true when the cluster serves its kinds."""
+    domains: bool | Unknown = False
+    """True when the cluster serves ComputeDomains."""
     queues: Sequence[str] | Unknown = ()
     """Kueue's LocalQueues in the namespace."""
 

@@ -5,6 +5,7 @@ from typing import Final
 
 from ddp_operator.api import kubernetes
 from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL
+from ddp_operator.api.gpus import GPUS
 from ddp_operator.api.values.text import clean, counted
 
 from ddp_client.documents import nested
@@ -69,6 +70,28 @@ def gpus(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "warn", "GPUs", text, "no action is needed if a node pool scales up from zero"
         )
+
+
+def nvlink_domains(facts: Facts) -> Iterator[Finding]:
+    """Check that the cluster serves ComputeDomains if it has machines that share NVLink."""
+    subject = "NVLink domains"
+    nodes = () if isinstance(facts.nodes, Unknown) else facts.nodes
+    labels = (
+        (nested(node, "metadata", "labels") or {}).get(GKE_ACCELERATOR_LABEL) for node in nodes
+    )
+    types = sorted({label for label in labels if label in GPUS and GPUS[label].domain_nodes})
+    if not types:
+        return
+    if isinstance(facts.domains, Unknown):
+        yield not_known(subject, facts.domains)
+    elif facts.domains:
+        text = (
+            f"accelerator.network gives jobs one on {first_few(types)} (component compute-domains)"
+        )
+        yield Finding("ok", subject, text)
+    else:
+        text = f"{first_few(types)}: the server has no ComputeDomains, so accelerator.network waits"
+        yield Finding("warn", subject, text, "install NVIDIA's DRA driver for GPUs")
 
 
 def shared_memory(facts: Facts) -> Finding:

@@ -1,1 +1,1 @@
-"""Work that goes on beside the reconciles of single jobs."""
+"""Work beside the reconciles of single jobs."""

@@ -80,10 +80,11 @@ def claim_templates(job: DDPJob) -> Iterator[dict[str, Any]]:
 def compute_domain(job: DDPJob) -> dict[str, Any] | None:
     """Return the ComputeDomain of a job's pods; None if they need none.
 
-    It has no owner. NVIDIA's driver stops the NVLink connections of all pods as soon as the
-    domain's deletion is requested, whatever finalizers it has. Kubernetes would request it together
-    with that of the job's pods, which may still save. `engine.compute_domains` deletes it after
-    them, and a namespace that ends deletes its pods first (Kubernetes 1.34 and later).
+    It has no owner. NVIDIA's driver cuts the NVLink connections of all pods as soon as the domain's
+    deletion is requested, even if a finalizer holds it. Kubernetes would request it together with
+    that of the job's pods, which may still save. `engine.background.compute_domains` deletes it
+    after them, and a namespace that ends deletes its pods first (since Kubernetes 1.34:
+    https://kep.k8s.io/5080).
     """
     if not any(one.domain_nodes for one in accelerators(job.spec)):
         return None

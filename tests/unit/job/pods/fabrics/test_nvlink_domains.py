@@ -109,7 +109,8 @@ def test_elastic_job_has_a_domain_for_its_largest_size() -> None:
 @pytest.mark.parametrize("scheduling", [None, {"queueName": "team"}], ids=["plain", "queue"])
 @pytest.mark.parametrize("slot", [0, 1, 2])
 def test_pods_and_spares_share_a_sub_block(slot: int, scheduling: Json | None) -> None:
-    job = a4x(**SPARES, **({"scheduling": scheduling} if scheduling else {}))
+    own: Json = {"scheduling": scheduling} if scheduling else {}
+    job = a4x(**SPARES, **own)
     pod = manifests.pod(job, Identity(slot, 3))
     affinity = pod["spec"]["affinity"]["podAffinity"]
     assert affinity == {
