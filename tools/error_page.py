@@ -37,10 +37,10 @@ data:
     Run vault login, then create the Secret vault-token again.
 ```
 
-`kubectl ddp why` looks for these texts in the messages of failed and waiting pods, and prints your
-remedies before its own. It needs the right to read the ConfigMap. At most 50 keys are read. A text
-has 5 to 200 characters and at most four `*`, a remedy has at most 400 characters. `why` names
-entries that it ignores.
+`kubectl ddp why` and the Python client's `why()` look for these texts in the messages of failed and
+waiting pods, and put your remedies before their own. They need the right to read the ConfigMap. At
+most 50 keys are read. A text has 5 to 200 characters and at most four `*`, a remedy has at most 400
+characters. Entries that are ignored are named.
 """
 
 

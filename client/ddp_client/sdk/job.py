@@ -26,6 +26,7 @@ from ddp_client.views.changes import Change
 from ddp_client.views.job.diagnosis import Diagnosis, diagnose
 from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.own_remedies import with_own
 
 _NOT_SEEN: Final = "not seen yet"
 
@@ -162,10 +163,15 @@ class AsyncJob:
                 yield line
 
     async def why(self) -> Diagnosis:
-        """Explain the job's state: a sentence, the evidence, and what to do."""
+        """Explain the job's state: a sentence, the evidence, and what to do.
+
+        Remedies from the namespace's ConfigMap `ddp-remedies` come first.
+        """
         job, pods = await self._snapshot_and_pods()
         now = datetime.now(UTC)
-        return diagnose(job, pods, now, queue=await self._backend.queue_state(job))
+        general = diagnose(job, pods, now, queue=await self._backend.queue_state(job))
+        own = await self._backend.own_remedies(self.namespace)
+        return with_own(general, own, job, pods)
 
     async def result(self, *, metrics: str | Path | None = None) -> JobResult:
         """Return the last metrics, the best score, the newest checkpoint and the curve until now.

@@ -185,6 +185,26 @@ class TestLooking:
         assert why.sentence.endswith("Queued: the Workload's spec.active is false")
         assert name in why.remedies[0]
 
+    @pytest.mark.parametrize("readable", [True, False])
+    async def test_why_puts_the_teams_own_remedies_first(
+        self, client: AsyncClient, server: FakeApiServer, readable: bool
+    ) -> None:
+        said = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
+        server.create("ddpjobs", stored("Failed", "X", failures=[failure(message=said)]))
+        metadata = {"name": "ddp-remedies", "namespace": NAMESPACE}
+        data = {"oom": "CUDA out of memory\nAsk in #gpus for an H200", "bad": "a"}
+        server.create(CONFIG_MAPS, {"metadata": metadata, "data": data})
+        if not readable:
+            server.faults = [Fault("GET", 403, {}, path_part="/configmaps/", times=9)]
+        job = await client.job(NAME)
+        why = await job.why()
+        assert (why.remedies[0] == "Ask in #gpus for an H200") is readable
+        assert any("smaller batches" in remedy for remedy in why.remedies)
+        assert any("key bad: it has one line" in line for line in why.evidence) is readable
+        with pytest.raises(JobFailedError) as failed:
+            await job.wait(timeout=5)
+        assert failed.value.diagnosis.remedies == why.remedies
+
 
 class TestWaiting:
     async def test_progress_is_called_for_each_state(

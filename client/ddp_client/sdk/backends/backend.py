@@ -13,6 +13,7 @@ from ddp_client.report import Facts
 from ddp_client.report.history import History
 from ddp_client.views.job.queueing import QueueState
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.own_remedies import OwnRemedies
 
 
 class Backend(LogSource, Protocol):
@@ -57,6 +58,9 @@ class Backend(LogSource, Protocol):
 
     async def queue_state(self, job: JobSnapshot) -> QueueState:
         """Return why a job waits in its queue; empty if unknown."""
+
+    async def own_remedies(self, namespace: str) -> OwnRemedies:
+        """Return the team's remedies for errors of jobs of a namespace; none if unreadable."""
 
     async def facts(self, key: Key, history: History | None) -> Facts:
         """Return the facts for a report; `history`: the trainer's metrics, if already read."""

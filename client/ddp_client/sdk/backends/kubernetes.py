@@ -6,6 +6,7 @@ from typing import Final, Self
 from ddp_operator.kube import ApiClient, Credentials
 from ddp_operator.ports import Key, Manifest
 
+from ddp_client.remote import own_remedies as remedies
 from ddp_client.remote import queues
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.evidence import gather
@@ -14,6 +15,7 @@ from ddp_client.report import Facts
 from ddp_client.report.history import History
 from ddp_client.views.job.queueing import QueueState
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.own_remedies import OwnRemedies
 
 _TIMEOUT_SECONDS: Final = 15.0
 
@@ -49,6 +51,10 @@ class KubernetesBackend(Cluster):
     async def queue_state(self, job: JobSnapshot) -> QueueState:
         """See `Backend`."""
         return await queues.queue_state(self, job)
+
+    async def own_remedies(self, namespace: str) -> OwnRemedies:
+        """See `Backend`."""
+        return await remedies.own_remedies(self, namespace)
 
     async def facts(self, key: Key, history: History | None) -> Facts:
         """See `Backend`."""

@@ -32,6 +32,7 @@ from ddp_client.report.history import History
 from ddp_client.sdk.backends.log_files import LogFiles
 from ddp_client.views.job.queueing import UNKNOWN, QueueState
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.own_remedies import NONE, OwnRemedies
 
 NAMESPACE: Final = "default"
 _PROGRESS_SECONDS: Final = 1.0
@@ -102,6 +103,11 @@ class LocalBackend:
         """See `Backend`."""
         del job
         return UNKNOWN
+
+    async def own_remedies(self, namespace: str) -> OwnRemedies:
+        """See `Backend`."""
+        del namespace
+        return NONE
 
     async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
         """See `Backend`.
