@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ddp_operator.job.failure import symptoms
+from ddp_operator.job.membership.launchers import LauncherStates
 from ddp_operator.job.planning.plan import plan
 from ddp_protocol.message import to_json
 from ddp_protocol.progress import CheckpointStatus, Resumption
@@ -23,7 +25,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.support import pods
 from tests.trainer.support.stub_torch import stub_torch
-from tests.unit.job.builders import ended, later, running_job
+from tests.unit.job.builders import ended, later, listening, running_job, stored
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 5, in <module>
@@ -209,6 +211,32 @@ def test_rule_and_class_see_the_exception_of_a_long_traceback() -> None:
         failed = ended(job, 1, code=1, at=59, message=message)
         status = plan(job, [pods[0], failed], later(63)).status
         assert (status.phase, status.reason, status.failures[-1].class_) == expected
+
+
+@pytest.mark.parametrize(
+    ("exception", "action", "class_"),
+    [(LIMIT, "FailJob", "Application"), (f"{ECC}\n", "RestartInPlace", "Infrastructure")],
+    ids=["rule", "node"],
+)
+def test_long_traceback_in_a_launchers_report_is_seen_too(
+    exception: str, action: str, class_: str
+) -> None:
+    rules = [{"messageRegex": 'no "learning rate"', "action": "FailJob"}]
+    job, running = running_job(replicas=2, restart={"rules": rules, "scope": "InPlace"})
+    running = [listening(each) for each in running]
+    launchers = LauncherStates(scope="InPlace")
+    job = stored(job, plan(job, running, later(20), launchers=launchers))
+    failed = PodFailure(
+        pod=running[1].key.name,
+        generation=0,
+        exit_code=1,
+        message=message_to_operator(deep(exception, 20_000, LINES["ASCII"])),
+        time=later(59).isoformat(),
+    )
+    reported = replace(launchers, failures=(failed,))
+    [failure] = plan(job, running, later(60), launchers=reported).status.failures
+    assert (failure.action, failure.class_) == (action, class_)
+    assert exception.strip() in failure.message
 
 
 def test_operator_reads_the_exceptions_of_many_pods() -> None:
