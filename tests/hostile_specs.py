@@ -305,7 +305,12 @@ class _Calls:
         yield "of_pod", lambda: of_pod(state)
         said = text(random, 4096)
         for function in (
-            *(symptoms.last_words, symptoms.is_of_another_rank, symptoms.is_of_node),
+            *(
+                symptoms.last_words,
+                symptoms.is_of_another_rank,
+                symptoms.is_of_node,
+                symptoms.is_of_service,
+            ),
             *(symptoms.is_of_command, symptoms.torchrun_rank, symptoms.headline),
         ):
             plain = function.__wrapped__

@@ -167,7 +167,7 @@ FILES: Final = (
     ),
     Known(
         r"(?i:input/output error)|Remote I/O error",
-        Class.UNDECIDED,
+        Class.SERVICE,
         "a disk or a mounted bucket could not read or write",
         "read the log of the FUSE mount's sidecar, or the node's kernel log for a faulty disk",
         "OSError: [Errno 5] Input/output error: '/gcs/train/shard-00017.tar'",

@@ -14,6 +14,9 @@ class Class(Enum):
     OWN = "this rank's own failure: also if the same text speaks of other ranks"
     DEVICE = "a failure of the node: a GPU is broken or lost, and does not recover by itself"
     NODE = "a failure of the node: it is broken, though not necessarily a GPU"
+    SERVICE = (
+        "a failure of a server or storage outside of the job: not of its node, and it may pass"
+    )
     COMMAND = "a wrong configuration, if the container could not start"
     MISTAKE = "a wrong configuration, if all pods end alike before the first step"
     NO_IMAGE = "a wrong configuration, if a second node reports the same and no pod has run"

@@ -87,8 +87,8 @@ DOWNLOADS: Final = (
     ),
     Known(
         r"\b50[0234] (?:Server Error|Service Unavailable|Bad Gateway|Gateway Time-?out|GET|POST|PUT"
-        r"|PATCH)",
-        Class.UNDECIDED,
+        r"|PATCH)|\((?:50[0234]|InternalError|ServiceUnavailable)\) when calling",
+        Class.SERVICE,
         "a server, such as Cloud Storage, failed for some time",
         "retry with backoff in the script; a restart resumes from the checkpoint",
         "google.api_core.exceptions.ServiceUnavailable: 503 GET https://storage.googleapis.com/b/x",
@@ -183,7 +183,14 @@ DOWNLOADS: Final = (
         "self-signed certificate in certificate chain",
     ),
     Known(
-        r"Name or service not known|Temporary failure in name resolution|Could not resolve host",
+        r"Temporary failure in name resolution",
+        Class.SERVICE,
+        "no DNS server has answered",
+        "check the cluster's DNS, and that a NetworkPolicy admits it",
+        "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+    ),
+    Known(
+        r"Name or service not known|Could not resolve host",
         Class.UNDECIDED,
         "DNS does not know the host's name",
         "check the name, the cluster's DNS, and that a NetworkPolicy admits DNS; a pod's name is "

@@ -54,6 +54,11 @@ FAILURES: Final = {
     "NodeFailed": Reason(
         "a pod failed because of its node, not because of the training", FORGIVEN, CHECK_NODE
     ),
+    "ServiceFailed": Reason(
+        "a pod failed because of a server or storage outside of the job",
+        FORGIVEN,
+        "see in the failure's message which one; let the script retry with a growing pause",
+    ),
     "PodFailed": Reason("a pod failed", _CHARGED, LOG),
     "Error": Reason("a container ended with an error", _CHARGED, LOG),
     "Vanished": Reason("a pod is gone; how it ended is unknown", UNCHARGED, "see who deletes pods"),

@@ -42,6 +42,9 @@ it was still pulling the image when the pod was deleted."""
 _CERTAIN: Final = frozenset({"OOMKilled", "DeadlineExceeded"})
 """Kubelet's reasons for exits that no other rank can cause."""
 
+_HIGHEST_EXIT_CODE: Final = 128
+"""Shells and container runtimes report signal n as 128 + n."""
+
 
 def of_pod(pod: PodState, *, has_run: bool = False) -> FailureClass:
     """Return the class of a pod that failed, was disrupted, or cannot start.
@@ -55,7 +58,7 @@ def of_pod(pod: PodState, *, has_run: bool = False) -> FailureClass:
         return "Configuration"
     if pod.exit is None and pod.waiting:
         return _of_start(pod, has_run=has_run)
-    return "Infrastructure" if _is_of_node(pod) else "Application"
+    return "Infrastructure" if has_bad_node(pod) or _is_of_service(pod) else "Application"
 
 
 def _of_start(pod: PodState, *, has_run: bool) -> FailureClass:
@@ -108,7 +111,7 @@ def is_secondary(pod: PodState) -> bool:
         return False
     if ended.code in (EXIT_PEER_LOST, EXIT_SIGTERM):
         return True
-    if ended.reason in _CERTAIN or ended.code == EXIT_SIGKILL or _is_of_node(pod):
+    if ended.reason in _CERTAIN or ended.code == EXIT_SIGKILL or has_bad_node(pod):
         return False
     said = symptoms.last_words(ended.message)
     return not said.judged and symptoms.is_of_another_rank(said.text)
@@ -123,7 +126,13 @@ def is_consequence(failure: Failure) -> bool:
     return failure.exit_code != EXIT_SIGKILL and symptoms.is_of_another_rank(failure.message)
 
 
-def _is_of_node(pod: PodState) -> bool:
+def is_of_node(failure: Failure) -> bool:
+    """Return whether a recorded failure is the node's, not one of a server outside of the job."""
+    return failure.class_ == "Infrastructure" and not symptoms.is_of_service(failure.message)
+
+
+def has_bad_node(pod: PodState) -> bool:
+    """Return whether a pod failed because of its node."""
     ended = pod.exit
     if ended is None:
         return pod.reason in NODE_REASONS
@@ -132,3 +141,11 @@ def _is_of_node(pod: PodState) -> bool:
         return not pod.memory_limited
     said = symptoms.last_words(ended.message)
     return ended.reason in _START_FAILED or symptoms.is_of_node(said.text)
+
+
+def _is_of_service(pod: PodState) -> bool:
+    """Return whether a pod's program ended by itself because of a server outside of the job."""
+    ended = pod.exit
+    if ended is None or pod.reason or ended.reason in _CERTAIN or ended.code > _HIGHEST_EXIT_CODE:
+        return False
+    return symptoms.is_of_service(symptoms.last_words(ended.message).text)

@@ -101,7 +101,7 @@ def _new_failures(before: DDPJobStatus, after: DDPJobStatus) -> Iterator[Failure
 def _is_of_node(failure: Failure) -> bool:
     if not failure.node or failure.action == "Ignore":
         return False
-    return failure.class_ == "Infrastructure" or _never_began(failure)
+    return classes.is_of_node(failure) or _never_began(failure)
 
 
 def _never_began(failure: Failure) -> bool:

@@ -21,11 +21,12 @@ _DEVICE: Final = re2.compile(any_of(Class.DEVICE))
 _NODE: Final = re2.compile(any_of(Class.DEVICE, Class.NODE))
 _COMMAND: Final = re2.compile(any_of(Class.COMMAND))
 _MISTAKE: Final = re2.compile(any_of(Class.MISTAKE))
+_SERVICE: Final = re2.compile(any_of(Class.SERVICE))
 
 # The line that ends a Python traceback; torch prefixes its own lines with «[rank1]: ».
 _EXCEPTION: Final = re2.compile(
     r"(?m)^(?P<rank>\[rank\d+\])?:? *(?:[A-Za-z_][\w.]*\.)?"
-    r"(?P<name>\w*(?:Error|Exception|Interrupt|Exit|Failure))\b(?::|$)"
+    r"(?P<name>\w*(?:Error|Exception|Interrupt|Exit|Failure)|exceptions\.[A-Z]\w*)\b(?::|$)"
 )
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _OF_TORCHRUN: Final = "ChildFailedError"
@@ -112,6 +113,15 @@ def is_of_node(message: str) -> bool:
 def is_of_device(message: str) -> bool:
     """Return whether the message says that a GPU is broken or lost, which no restart fixes."""
     return bool(_DEVICE.search(message))
+
+
+@lru_cache(maxsize=_KEPT)
+def is_of_service(message: str) -> bool:
+    """Return whether a program ended because a server or storage outside of the job failed.
+
+    Earlier lines do not count: programs also log such an error when they try again.
+    """
+    return bool(_SERVICE.search(deciding_exception(message) or headline(message)))
 
 
 @lru_cache(maxsize=_KEPT)

@@ -13,6 +13,7 @@ from ddp_operator.job.failure.symptoms import (
     is_of_command_line,
     is_of_device,
     is_of_node,
+    is_of_service,
 )
 from ddp_protocol import error_texts
 from ddp_protocol.error_texts import KNOWN, TOPICS, WITH_REASON, Class, Known
@@ -48,6 +49,7 @@ def test_class_of_an_entry_is_the_decision(entry: Known) -> None:
         is_of_another_rank(entry.example),
         is_of_command(entry.example),
         is_of_command_line(entry.example),
+        is_of_service(entry.example),
     )
     assert decided == (
         entry.class_ is Class.DEVICE,
@@ -55,6 +57,7 @@ def test_class_of_an_entry_is_the_decision(entry: Known) -> None:
         entry.class_ in CONSEQUENCES,
         entry.class_ is Class.COMMAND,
         entry.class_ is Class.MISTAKE,
+        entry.class_ is Class.SERVICE,
     )
 
 

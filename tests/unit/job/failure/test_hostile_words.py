@@ -60,6 +60,7 @@ def seconds_for(message: str) -> float:
     for function in (
         symptoms.is_of_another_rank,
         symptoms.is_of_node,
+        symptoms.is_of_service,
         symptoms.is_of_command,
         symptoms.torchrun_rank,
         symptoms.headline,

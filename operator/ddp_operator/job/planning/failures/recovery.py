@@ -189,9 +189,9 @@ def _broken(job: DDPJob, pods: Observed, failure: Failure) -> Sequence[int]:
     node stays broken. A pod that fails again without progress is replaced in any case.
     """
     failed_pods = (pod for pod in pods.current.values() if pod.restartable)
-    broken = {pod.identity.index for pod in failed_pods if classes.of_pod(pod) == "Infrastructure"}
+    broken = {pod.identity.index for pod in failed_pods if classes.has_bad_node(pod)}
     # A hang without a node names no pod.
-    if failure.node and (failure.class_ == "Infrastructure" or _fails_again(job, failure)):
+    if failure.node and (classes.is_of_node(failure) or _fails_again(job, failure)):
         broken.add(failure.index)
     return sorted(broken)
 
@@ -286,6 +286,6 @@ def _node_ranks(node_ranks: Collection[int]) -> str:
 def _reason_to_restart(failure: Failure) -> str:
     if failure.reason in (records.NO_PROGRESS, records.SLOW_RANK, PODS_UNREACHABLE):
         return failure.reason
-    return {"Disruption": "Disrupted", "Infrastructure": "NodeFailed"}.get(
-        failure.class_, "PodFailed"
-    )
+    if failure.class_ == "Infrastructure":
+        return "NodeFailed" if classes.is_of_node(failure) else "ServiceFailed"
+    return "Disrupted" if failure.disruption else "PodFailed"
