@@ -56,6 +56,26 @@ def _damage_checkpoint(scene: Scene) -> None:
     assert 1 < first <= damaged, f"resumed at step {first}; the checkpoint of {damaged} is damaged"
 
 
+def _delete_claim(scene: Scene) -> None:
+    """Delete the claim of the checkpoints and both pods, and restore the claim when it is gone."""
+    claim, environment = scene.incident.name, scene.victim.environment
+    names = [scene.pod(index)["metadata"]["name"] for index in (0, 1)]
+    scene.kubectl.run("delete", "--wait=false", f"pvc/{claim}")
+    scene.kubectl.run("delete", "--wait=false", "pods", *names)
+    wait_for(
+        lambda: claim not in [one["metadata"]["name"] for one in scene.kubectl.items("pvc")],
+        what="the end of the claim",
+        describe=scene.job.status,
+    )
+    wait_for(
+        lambda: "persistentvolumeclaim" in scene.job.status().message,
+        what="the missing claim in the status",
+        describe=scene.job.status,
+    )
+    scene.kubectl.run("delete", f"pv/{scene.kubectl.namespace}-{claim}")
+    environment.make_claim(scene.kubectl, claim)
+
+
 PUBLIC: Final = (
     Incident(
         name="busy-hang",
@@ -84,6 +104,20 @@ PUBLIC: Final = (
         what="a damaged checkpoint",
         done="a byte of the newest checkpoint changes, then all pods are removed",
         inject=_damage_checkpoint,
+        torchrun=False,
+        plain=False,
+        expected=Expected(
+            failures=range(1, 3),
+            words="Deleted|Vanished",
+            new_pods=range(2, 3),
+            new_groups=range(2),
+        ),
+    ),
+    Incident(
+        name="deleted-claim",
+        what="a volume that is deleted while its pods end",
+        done="the checkpoints' claim and all pods are deleted; the claim comes back later",
+        inject=_delete_claim,
         torchrun=False,
         plain=False,
         expected=Expected(
