@@ -104,7 +104,7 @@ nightly: $(STAMP) ## All tests, also the rare and long ones, with random chaos a
 	$(PY) -m tests.run nightly
 
 .PHONY: incidents
-incidents: prepare ## Replay a bad night on a real cluster, in 40 minutes, and write its table to the docs
+incidents: prepare ## Replay a bad night on a real cluster, in about an hour, and write its table to the docs
 	$(PY) -m pytest --nightly=all --write-table tests/incidents
 
 .PHONY: bare

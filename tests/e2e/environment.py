@@ -86,7 +86,7 @@ class Environment:
     name: str = field(default_factory=lambda: f"e2e-{uuid.uuid4().hex[:6]}")
     namespaces: list[str] = field(default_factory=list)
     known_crashes: dict[str, Any] = field(default_factory=dict)
-    _volumes: list[str] = field(default_factory=list)
+    _volumes: set[str] = field(default_factory=set)
 
     def new_namespace(self) -> Kubectl:
         """Make a namespace that admits only pods of the restricted standard."""
@@ -149,7 +149,7 @@ class Environment:
                 "spec": spec,
             }
         )
-        self._volumes.append(name)
+        self._volumes.add(name)
 
     @property
     def _storage(self) -> Kubectl:
@@ -172,7 +172,9 @@ class Environment:
             yield
         finally:
             if self._volumes:
-                self.kubectl.run("delete", "persistentvolume", "--wait=false", *self._volumes)
+                self.kubectl.run(
+                    "delete", "persistentvolume", "--wait=false", *sorted(self._volumes)
+                )
             self.wait_until_namespaces_are_gone()
             path = f"{_VOLUMES_PARENT}/{self.name}"
             self._storage.run("exec", "storage", "--", "rm", "-rf", path)
