@@ -39,7 +39,8 @@ class Failure(StatusModel):
     class_: FailureClass = Field(
         description=(
             "Class of the failure, by its cause: Disruption (the cluster or a person), Application "
-            "(the training), Configuration, or Infrastructure (the node)."
+            "(the training), Configuration, or Infrastructure (the node, or a server or storage "
+            "outside of the job)."
         )
     )
     action: FailureAction = Field(
