@@ -1,27 +1,27 @@
 """Send code to the running pods of a job."""
 
 import asyncio
-from collections.abc import Sequence
-from datetime import datetime, timedelta
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from ddp_operator.api.code import Code
-from ddp_operator.api.constants import LABEL_JOB_NAME
+from ddp_operator.api.code import PARTS_VOLUME, Code
+from ddp_operator.api.constants import ANNOTATION_CODE, LABEL_JOB_NAME
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube import CONFIG_MAPS
 from ddp_operator.kube.errors import AnswerTooLargeError
-from ddp_operator.ports import ClusterError, Key, Manifest
+from ddp_operator.ports import ClusterError, ConflictError, Key, Manifest
 from ddp_protocol.code_archive import ROOT, SENT
 
 from ddp_client.remote.channels import run_in_pod
 from ddp_client.remote.cluster import Cluster, listed
-from ddp_client.remote.submission import create_config_map, delete_config_maps, owned_by
+from ddp_client.remote.submission import create_config_map, owned_by
+from ddp_client.views.changes import RefusedError
 
 _AT_ONCE: Final = 8
 """Pods that receive code at the same time: all of it goes through the API server."""
 _SECONDS: Final = 120.0
-_YOUNG: Final = timedelta(minutes=10)
-"""Longer than a client needs between the ConfigMaps and the annotation that names them."""
+_ATTEMPTS: Final = 20
+"""Of a change that no other one may precede; a job's status changes once a second at most."""
 _KEPT: Final = 3
 """Archives that a pod keeps: the operator may not have started the one before yet."""
 _NO_LAUNCHER: Final = 4
@@ -113,37 +113,72 @@ async def create_config_maps(
         await create_config_map(cluster, job["metadata"]["namespace"], made)
 
 
-async def delete_earlier_code(cluster: Cluster, key: Key, present: Sequence[Code]) -> None:
-    """Delete the ConfigMaps of a job's earlier code. Those of `present` code stay, because pods may
-    start with it just now; so do young ones, because another client may be sending their code.
-    """
-    kept = {name for code in present for name in code.config_maps(key.name)}
-    known = await _known(cluster, key)
-    newest = max(known.values(), default=None)
-    await delete_config_maps(
-        cluster,
-        key.namespace,
-        [
-            name
-            for name, created in known.items()
-            if name not in kept and newest and created < newest - _YOUNG
-        ],
-    )
+async def unused_code(cluster: Cluster, job: Manifest) -> list[str]:
+    """Return the ConfigMaps with code that no pod of a job needs, nor the code that its annotation
+    names. Without the right to list them, none is known.
 
-
-async def _known(cluster: Cluster, key: Key) -> dict[str, datetime]:
-    """Return when the ConfigMaps with code of a job were created, by name; none without the right
-    to list.
+    Some of them another command may just have created. It reads the job before that, and
+    `request_code` refuses its code if the job's has changed since. So they can be deleted as soon
+    as the annotation names other code, and no sooner.
     """
+    metadata = job["metadata"]
+    key = Key(metadata["namespace"], metadata["name"])
+    notes = (job.get("status") or {}).get("bookkeeping") or {}
+    texts = (str(notes.get("code") or ""), _requested(job))
+    codes = filter(None, map(Code.parse, texts))
+    needed = {name for code in codes for name in code.config_maps(key.name)}
     path = CONFIG_MAPS.path(namespace=key.namespace)
+    selector = {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
     try:
-        answer = await listed(
-            cluster.client, path, {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
-        )
+        stored = await listed(cluster.client, path, selector)
     except ClusterError:
-        return {}
-    return {
-        one["metadata"]["name"]: datetime.fromisoformat(one["metadata"]["creationTimestamp"])
-        for one in answer
-        if one["metadata"]["name"].startswith(f"{key.name}-code-")
-    }
+        return []
+    async for pod in cluster.stored_pods(key):
+        if (pod.get("status") or {}).get("phase") in (None, "Pending"):
+            needed.update(_mounted(pod))
+    names = (one["metadata"]["name"] for one in stored)
+    return [n for n in names if n.startswith(f"{key.name}-code-") and n not in needed]
+
+
+def _mounted(pod: Manifest) -> Iterator[str]:
+    """Yield the names of the ConfigMaps from which a pod gets its code."""
+    for volume in pod["spec"].get("volumes") or ():
+        if volume["name"] == PARTS_VOLUME:
+            for source in (volume.get("projected") or {}).get("sources") or ():
+                yield (source.get("configMap") or {}).get("name") or ""
+
+
+async def request_code(cluster: Cluster, job: Manifest, patch: Mapping[str, Any]) -> None:
+    """Change the annotation that names a job's code, unless another command has changed it since
+    `job` was read.
+
+    Raises:
+        RefusedError: it has.
+        ClusterError: the API server refused the change.
+    """
+    metadata = job["metadata"]
+    key, uid = Key(metadata["namespace"], metadata["name"]), metadata["uid"]
+    before, code = _requested(job), patch["metadata"]["annotations"][ANNOTATION_CODE]
+    for left in reversed(range(_ATTEMPTS)):
+        version = {"resourceVersion": job["metadata"]["resourceVersion"]}
+        try:
+            await cluster.patch(key, uid, {**patch, "metadata": {**patch["metadata"], **version}})
+        except ConflictError:
+            # Usually only the status has changed.
+            job = await cluster.job(key)
+            if _requested(job) == code:
+                return  # the answer to an earlier attempt was lost
+            if job["metadata"]["uid"] != uid or _requested(job) != before:
+                raise RefusedError(
+                    f"another command has changed {key.name} meanwhile: see kubectl ddp status "
+                    f"{key.name}, then try again"
+                ) from None
+            if not left:
+                raise
+        else:
+            return
+
+
+def _requested(job: Manifest) -> str:
+    """Return the code that a job's annotation names, in its form; empty: none."""
+    return (job["metadata"].get("annotations") or {}).get(ANNOTATION_CODE) or ""

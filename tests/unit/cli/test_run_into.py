@@ -81,33 +81,42 @@ def pods(server: FakeApiServer, tmp_path: Path) -> Callable[[], list[Path]]:
     return create
 
 
+OTHER = "eeeeeeeeeeee-0000/1"
+
+
+def config_map(server: FakeApiServer, name: str) -> str:
+    labels = {"ddp-operator.io/job-name": NAME}
+    metadata = {"name": name, "namespace": "research", "labels": labels}
+    server.create("configmaps", {"metadata": metadata})
+    return name
+
+
+def code_map(server: FakeApiServer, text: str) -> str:
+    """Create the ConfigMap of code of one part; return its name."""
+    code = Code.parse(text)
+    assert code is not None
+    return config_map(server, code.config_maps(NAME)[0])
+
+
+def requested(server: FakeApiServer) -> str:
+    return str(server.objects[JOB]["metadata"]["annotations"]["ddp-operator.io/code"])
+
+
 async def test_new_code_reaches_all_pods_before_the_operator_hears_of_it(
     ddp: Ddp, server: FakeApiServer, project: Path, pods: Callable[[], list[Path]], tmp_path: Path
 ) -> None:
     server.create("ddpjobs", with_code())
-    labels = {"ddp-operator.io/job-name": NAME}
-    ages = {
-        OLD.code.config_maps(NAME)[0]: "2025-12-31T00:00:00Z",
-        f"{NAME}-code-ffffffffffff-0000-0": "2025-12-31T23:49:59Z",
-        f"{NAME}-code-eeeeeeeeeeee-0000-0": "2025-12-31T23:50:00Z",
-        f"{NAME}-scripts-1": "2025-12-31T00:00:00Z",
-    }
-    for name, created in ages.items():
-        metadata = {"name": name, "labels": labels, "creationTimestamp": created}
-        server.create("configmaps", {"metadata": {**metadata, "namespace": "research"}})
     folders = pods()
     result = await ddp("run", "--into", NAME, "--workdir", str(project), "--yes", "--detach")
     assert result.exit_code == 0, result.output
     assert "processes restart in its 2 pods, which stay; no restart is charged" in result.stderr
-    code = Code.parse(server.objects[JOB]["metadata"]["annotations"]["ddp-operator.io/code"])
+    code = Code.parse(requested(server))
     assert code is not None
     for folder in folders:
         [sent] = folder.iterdir()
         unpack(sent.read_bytes(), sent.name, tmp_path)
         assert sent.name == code.id
     assert (tmp_path / "work" / "train.py").read_text() == "print(2)\n"
-    kept = {*ages, *code.config_maps(NAME)} - {f"{NAME}-code-ffffffffffff-0000-0"}
-    assert set(made(server, "configmaps")) == kept, "what another client may be sending stays"
     [new] = code.config_maps(NAME)
     [owner] = server.objects["configmaps", "research", new]["metadata"]["ownerReferences"]
     assert owner["uid"] == server.objects[JOB]["metadata"]["uid"]
@@ -115,31 +124,66 @@ async def test_new_code_reaches_all_pods_before_the_operator_hears_of_it(
     assert changes[-1].method == "PATCH", "the job changes last"
 
 
-async def test_code_that_another_person_sent_meanwhile_stays(
-    ddp: Ddp,
-    server: FakeApiServer,
-    project: Path,
-    pods: Callable[[], list[Path]],
-    monkeypatch: pytest.MonkeyPatch,
+async def test_only_code_that_a_pod_may_still_need_stays(
+    ddp: Ddp, server: FakeApiServer, project: Path, pods: Callable[[], list[Path]]
 ) -> None:
-    server.create("ddpjobs", with_code())
+    job = with_code()
+    job["metadata"]["annotations"] = {"ddp-operator.io/code": OTHER}
+    server.create("ddpjobs", job)
+    used, asked = code_map(server, str(OLD.code)), code_map(server, OTHER)
+    starting = code_map(server, "dddddddddddd-0000/1")
+    running = code_map(server, "cccccccccccc-0000/1")
+    unused = code_map(server, "bbbbbbbbbbbb-0000/1")
+    scripts = config_map(server, f"{NAME}-scripts-1")
     pods()
-    other = f"{NAME}-code-eeeeeeeeeeee-0000-0"
-
-    labels = {"ddp-operator.io/job-name": NAME}
-    metadata = {"name": other, "namespace": "research", "labels": labels}
-    server.create(
-        "configmaps", {"metadata": {**metadata, "creationTimestamp": "2025-12-01T00:00:00Z"}}
-    )
-
-    def confirm() -> None:
-        notes = server.objects[JOB]["status"]["bookkeeping"]
-        notes["code"] = "eeeeeeeeeeee-0000/1"
-
-    monkeypatch.setattr(into, "confirm", confirm)
-    result = await ddp("run", "--into", NAME, "--workdir", str(project), "--detach")
+    sources = {"Pending": starting, "Running": running}
+    for index, (phase, name) in enumerate(sources.items()):
+        volume = Code("x", 0).volume(NAME)
+        volume["projected"]["sources"] = [{"configMap": {"name": name}}]
+        stored = server.objects["pods", "research", f"{NAME}-0-{index}"]
+        spare = {**stored, "status": {**stored["status"], "phase": phase}}
+        spare["metadata"] = {**stored["metadata"], "name": f"{NAME}-0-{index + 2}"}
+        server.create("pods", {**spare, "spec": {**stored["spec"], "volumes": [volume]}})
+    result = await ddp("run", "--into", NAME, "--workdir", str(project), "--yes", "--detach")
     assert result.exit_code == 0, result.output
-    assert other in made(server, "configmaps")
+    left = set(made(server, "configmaps")) - {f"{NAME}-code-{requested(server)[:-2]}-0"}
+    assert left == {used, asked, starting, scripts}
+    assert not {running, unused} & left
+
+
+@pytest.mark.parametrize("by", ["another", "another job", "itself", "the status"])
+async def test_change_of_the_job_while_code_is_sent(
+    ddp: Ddp, server: FakeApiServer, project: Path, pods: Callable[[], list[Path]], by: str
+) -> None:
+    """Another command may have deleted what this one created."""
+    server.create("ddpjobs", with_code())
+    earlier = code_map(server, "bbbbbbbbbbbb-0000/1")
+    pods()
+    first = f"{NAME}-0-0"
+    receive = server.programs[first]
+
+    async def change_meanwhile(run: ProgramRun) -> int:
+        code = await receive(run)
+        if by == "the status":
+            server.update(*JOB, {"status": {"restarts": 1}})
+        elif by == "another job":
+            server.delete(*JOB)
+            server.create("ddpjobs", with_code())
+        else:
+            text = OTHER if by == "another" else f"{run.command[-2]}/1"
+            server.update(*JOB, {"metadata": {"annotations": {"ddp-operator.io/code": text}}})
+        return code
+
+    server.programs[first] = change_meanwhile
+    result = await ddp("run", "--into", NAME, "--workdir", str(project), "--yes", "--detach")
+    is_sent = by in ("itself", "the status")
+    assert (result.exit_code == 0) == is_sent, result.output
+    assert (earlier in made(server, "configmaps")) != is_sent
+    if not is_sent:
+        why = {"another": "another command has changed digits", "another job": "2 of 2 pods do not"}
+        assert why[by] in " ".join(result.stderr.split())
+        annotations = server.objects[JOB]["metadata"].get("annotations") or {}
+        assert annotations.get("ddp-operator.io/code") == (OTHER if by == "another" else None)
 
 
 async def test_job_stopped_before_the_answer_gets_no_code(

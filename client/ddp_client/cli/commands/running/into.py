@@ -5,8 +5,6 @@ from typing import Any, Final
 
 import click
 from click.core import ParameterSource
-from ddp_operator.api.code import Code
-from ddp_operator.api.constants import ANNOTATION_CODE
 from ddp_operator.api.values.text import counted
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
@@ -20,9 +18,11 @@ from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.code_upload import (
     NotSentError,
     create_config_maps,
-    delete_earlier_code,
+    request_code,
     send_code,
+    unused_code,
 )
+from ddp_client.remote.submission import delete_config_maps
 from ddp_client.submit import CodeFolder, JobRequestError
 from ddp_client.views.changes import Change, new_code
 from ddp_client.views.job.pods import Pods
@@ -71,16 +71,15 @@ async def _replace(cluster: Cluster, before: JobSnapshot, folder: CodeFolder) ->
     """Send the code to all pods, and then ask the operator to use it."""
     # A person may have taken time to answer, so the job is read again.
     job, _ = await fetch(cluster, before.key)
+    if job.uid != before.uid:
+        raise RefusedError(f"{job.name} was deleted meanwhile, and created again: try again")
     change = new_code(job, folder)
-    annotations = job.manifest["metadata"].get("annotations") or {}
-    texts = (job.status.bookkeeping.code, annotations.get(ANNOTATION_CODE, ""), str(folder.code))
+    unused = await unused_code(cluster, job.manifest)
     # Pods that start later must find it, so it is kept before anything restarts.
-    await create_config_maps(cluster, before.manifest, folder.config_maps(job.name))
+    await create_config_maps(cluster, job.manifest, folder.config_maps(job.name))
     await _send_to_all(cluster, job.key, folder)
-    await cluster.patch(job.key, before.uid, change.patch)
-    await delete_earlier_code(
-        cluster, job.key, [code for text in texts if (code := Code.parse(text))]
-    )
+    await request_code(cluster, job.manifest, change.patch)
+    await delete_config_maps(cluster, job.key.namespace, unused)
     return change
 
 
