@@ -147,7 +147,7 @@ docs: $(STAMP) ## Build the documentation in build/docs; a dead link is an error
 	@echo "open build/docs/index.html"
 
 .PHONY: release
-release: $(STAMP) ## Write chart, ddp-operator.yaml, plugin and checksums to dist/, for the image in REGISTRY with DIGEST
+release: $(STAMP) ## Write chart, ddp-operator.yaml, plugin, wheels and checksums to dist/, for the image in REGISTRY with DIGEST
 	$(PY) -m tools.chart release --registry "$(REGISTRY)" --digest "$(DIGEST)" --downloads "$(DOWNLOADS)"
 
 # The time in the image is the commit's. BuildKit compresses the layers, so its version is part of the

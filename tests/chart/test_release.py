@@ -15,8 +15,9 @@ from packageurl import PackageURL
 
 from tests.unit.chart.kustomize import build
 from tests.unit.chart.rendering import by_name, container_of
+from tools.chart import wheels
 from tools.chart.generated import CHART
-from tools.chart.release import release
+from tools.chart.release import install_lines, release
 
 WHERE = "https://example.com/v1/"
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
@@ -47,7 +48,16 @@ def test_release_has_these_files(written: dict[str, Path], folder: Path) -> None
         "kubectl-ddp",
         "krew-ddp.yaml",
         "SHA256SUMS",
+        *(f"ddp_{part}-{__version__}-py3-none-any.whl" for part in wheels.PARTS),
     }
+
+
+def test_install_lines_name_files_of_the_release(written: dict[str, Path]) -> None:
+    packages, operator = install_lines([*written.values()], downloads=WHERE)
+    _, _, urls = packages.partition(": pip install ")
+    names = [url.removeprefix(WHERE) for url in urls.split()]
+    assert names == [f"ddp_{part}-{__version__}-py3-none-any.whl" for part in wheels.PARTS]
+    assert operator.endswith(f" {WHERE}ddp-operator.yaml")
 
 
 def test_checksums_match(written: dict[str, Path], folder: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tools.chart.generated import generate
 from tools.chart.plugin import build
-from tools.chart.release import release
+from tools.chart.release import install_lines, release
 
 
 def main() -> None:
@@ -37,6 +37,7 @@ def main() -> None:
             downloads=arguments.downloads,
         )
         print("\n".join(map(str, written)))
+        print("\n".join(["", *install_lines(written, downloads=arguments.downloads)]))
 
 
 if __name__ == "__main__":

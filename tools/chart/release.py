@@ -1,5 +1,5 @@
 """Write the downloads of a release: the chart with its bill of materials, one file for kubectl,
-`kubectl ddp` as one file for Python and for Krew, and checksums.
+`kubectl ddp` as wheels, as one file for Python and for Krew, and checksums.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from ddp_operator import __version__
 from packageurl import PackageURL
 
-from tools.chart import plugin
+from tools.chart import plugin, wheels
 from tools.chart.generated import CHART
 
 NAMESPACE: Final = "ddp-operator"
@@ -65,9 +66,20 @@ def release(
     written[2].write_text(chart_sbom(Path(package), registry=registry, digest=digest))
     written.append(plugin.build(folder))
     written += plugin.package(written[-1], downloads=downloads)
+    written += wheels.build(folder)
     sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in written)
     (folder / CHECKSUMS).write_text("".join(sums))
     return [*written, folder / CHECKSUMS]
+
+
+def install_lines(written: Sequence[Path], *, downloads: str = "") -> list[str]:
+    """Return the commands that install a release from its URL, or from its folder here."""
+    where = {p.name: f"{downloads.rstrip('/')}/{p.name}" if downloads else str(p) for p in written}
+    packages = " ".join(place for name, place in where.items() if name.endswith(".whl"))
+    return [
+        f"command line and Python client: pip install {packages}",
+        f"operator: kubectl apply --server-side -f {where[SINGLE_FILE]}",
+    ]
 
 
 def single_file(chart: Path) -> str:
