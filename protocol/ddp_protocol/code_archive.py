@@ -12,11 +12,14 @@ import hashlib
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 ROOT = "/ddp-code"
@@ -36,6 +39,11 @@ PART = "part-"
 """The parts of the archive are `part-0`, `part-1` and so on."""
 _NAMES = "files"
 """The names of the code's files, which the next code replaces."""
+
+TIMEOUT_VARIABLE = "DDP_PIP_TIMEOUT_SECONDS"
+"""The user's longest time for pip."""
+_TIMEOUT_SECONDS = 900
+MAX_TIMEOUT_SECONDS = 86400
 
 MAX_FILES = 10_000
 MAX_BYTES = 64 * 1024 * 1024
@@ -196,29 +204,58 @@ def _write(path: Path, text: str) -> None:
     os.replace(new, path)
 
 
-def install(requirements: str, root: Path) -> int:
+def install(requirements: str, root: Path, timeout_seconds: int) -> int:
     """Install the packages of a requirements file for the job; return an exit code.
 
-    A failure is reported as permanent, unless pip could not reach the index.
+    A failure is reported as permanent, unless pip could not reach the index or took too long.
     """
     python = _environment(root)
     command = [python, "-m", "pip", "install", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--no-warn-script-location", "-r", requirements]
     with subprocess.Popen(
-        command, cwd=str(root / WORK), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        cwd=str(root / WORK),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     ) as pip:
         assert pip.stdout is not None
+        expired = threading.Event()
+        timer = threading.Timer(timeout_seconds, _end, [pip, expired])
+        timer.daemon = True
+        timer.start()
         error, passes = "", False
         for line in pip.stdout:
             text = line.decode("utf-8", "replace").rstrip()
             print(text, flush=True)
             passes = passes or any(word in text for word in _NETWORK)
             error = text if "error" in text.lower() or not error else error
+        timer.cancel()
     if pip.returncode == 0:
         return 0
     why = "the index did not answer" if passes else "correct it, or install them in the image"
+    is_late = expired.is_set() and pip.returncode < 0
+    if is_late:
+        error = f"not finished after {timeout_seconds} s"
+        why = f"allow more with --env {TIMEOUT_VARIABLE}=…, or install them in the image"
     print(f"pip install -r {requirements} failed: {error[:300]} ({why})", flush=True)
-    return 1 if passes else _CONFIGURATION
+    return 1 if passes or is_late else _CONFIGURATION
+
+
+def _end(pip: subprocess.Popen[bytes], expired: threading.Event) -> None:
+    """Kill pip, and compilers that it started."""
+    expired.set()
+    with suppress(ProcessLookupError):
+        os.killpg(pip.pid, signal.SIGKILL)
+
+
+def _timeout(text: str) -> int:
+    """Read the variable's seconds; empty is the default."""
+    if text and not (text.isdecimal() and 0 < int(text) <= MAX_TIMEOUT_SECONDS):
+        raise CodeError(
+            f"{TIMEOUT_VARIABLE}={text[:40]}: use whole seconds, at most {MAX_TIMEOUT_SECONDS}"
+        )
+    return int(text or _TIMEOUT_SECONDS)
 
 
 def _environment(root: Path) -> str:
@@ -243,12 +280,13 @@ def main(arguments: Sequence[str], parts: Path, root: Path = Path(ROOT)) -> int:
         paths = [parts / f"{PART}{number}" for number in range(MAX_PARTS)]
         packed = b"".join(path.read_bytes() for path in paths if path.exists())
         code_id = (parts / ID_FILE).read_text("utf-8")
+        timeout_seconds = _timeout(os.environ.get(TIMEOUT_VARIABLE, ""))
         unpack(packed, code_id, root)
     except CodeError as error:
         print(error, flush=True)
         return _CONFIGURATION
     print(f"code {code_id} is in {root / WORK}", flush=True)
-    return install(arguments[0], root) if arguments else 0
+    return install(arguments[0], root, timeout_seconds) if arguments else 0
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ PROGRAM: Final = (
         r"|one of the arguments|argument .*: (?:invalid|expected|not allowed|ignored explicit))",
         Class.MISTAKE,
         "the script does not accept its arguments",
-        "compare args in the template with the script's --help",
+        "compare the command's arguments with the script's --help",
         "train.py: error: unrecognized arguments: --epoch 3",
     ),
     Known(

@@ -172,6 +172,14 @@ sys.exit({code})
 """
 
 
+def replace_pip(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "modules" / "pip"
+    module.mkdir(parents=True)
+    (module / "__init__.py").touch()
+    (module / "__main__.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(module.parent))
+
+
 @pytest.mark.parametrize(
     ("said", "code", "ended"),
     [
@@ -188,11 +196,7 @@ def test_failed_installation_ends_the_job_unless_the_index_is_away(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    module = tmp_path / "modules" / "pip"
-    module.mkdir(parents=True)
-    (module / "__init__.py").touch()
-    (module / "__main__.py").write_text(PIP.format(said=said, code=code))
-    monkeypatch.setenv("PYTHONPATH", str(module.parent))
+    replace_pip(PIP.format(said=said, code=code), tmp_path, monkeypatch)
     root = tmp_path / "root"
     root.mkdir()
     archive = make({"requirements.txt": (b"x\n", False)})
@@ -201,6 +205,45 @@ def test_failed_installation_ends_the_job_unless_the_index_is_away(
     assert f"'-r', 'requirements.txt'] {root / WORK} {root / PACKAGES}" in printed
     assert ("pip install -r requirements.txt failed" in printed) == bool(code)
     assert said in printed.splitlines()[-1] or not code
+
+
+COMPILES = """
+import pathlib, subprocess, sys
+compiler = subprocess.Popen(["sleep", "3600"])
+pathlib.Path({file!r}).write_text(str(compiler.pid))
+print("building", flush=True)
+compiler.wait()
+"""
+
+
+def test_installation_that_takes_too_long_is_ended_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = tmp_path / "compiler"
+    replace_pip(COMPILES.format(file=str(started)), tmp_path, monkeypatch)
+    monkeypatch.setattr(code_archive, "_timeout", lambda _: 2)
+    root = tmp_path / "root"
+    root.mkdir()
+    archive = make({"requirements.txt": (b"x\n", False)})
+    folder = parts(tmp_path / "parts", archive)
+    assert main(["requirements.txt"], folder, root) == 1, "the next time it may be faster"
+    *_, first, last = capsys.readouterr().out.splitlines()
+    assert first == "building"
+    assert last == (
+        "pip install -r requirements.txt failed: not finished after 2 s "
+        "(allow more with --env DDP_PIP_TIMEOUT_SECONDS=…, or install them in the image)"
+    )
+    status = Path("/proc", started.read_text(), "stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+@pytest.mark.parametrize("text", ["0", "1h", "-1", "86401"])
+def test_time_for_pip_is_whole_seconds(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DDP_PIP_TIMEOUT_SECONDS", text)
+    assert main(["requirements.txt"], parts(tmp_path / "parts", make(FILES)), tmp_path) == 64
+    assert f"DDP_PIP_TIMEOUT_SECONDS={text}: use whole seconds" in capsys.readouterr().out
 
 
 def wheel(folder: Path) -> str:
