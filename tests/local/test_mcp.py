@@ -10,11 +10,12 @@ from mcp import Client, StdioServerParameters, stdio_client
 from tests.unit.cli.conftest import Ddp, ddp, kubeconfig, server
 from tests.unit.cli.jobs import training
 from tests.unit.cli.test_mcp import answer_of
+from tests.unit.job.builders import NAME
 from tests.unit.kube.fake_api_server import FakeApiServer
 
 __all__ = ["ddp", "kubeconfig", "server"]
 
-TOOLS = {"list_jobs", "status", "why", "logs", "report", "explain_reason"}
+TOOLS = {"list_jobs", "status", "why", "logs", "result", "report", "explain_reason"}
 
 
 async def test_assistant_gets_the_output_and_errors_of_the_commands(
@@ -31,6 +32,9 @@ async def test_assistant_gets_the_output_and_errors_of_the_commands(
         is_error, text = await answer_of(assistant, "list_jobs")
         assert not is_error
         assert text.split() == (await ddp("list")).stdout.split()
+        is_error, text = await answer_of(assistant, "result", name=NAME)
+        assert not is_error
+        assert text.strip() == (await ddp("result", NAME, "-o", "json")).stdout.strip()
         is_error, text = await answer_of(assistant, "status", name="missing")
         assert is_error
         assert "there is no job missing in namespace research" in text

@@ -83,6 +83,13 @@ def server(connection: Sequence[str]) -> MCPServer:
         return await ddp("logs", f"--tail={lines}", *of_rank, namespace=namespace, name=name)
 
     @made.tool(annotations=read_only)
+    async def result(name: Name, namespace: Namespace = None) -> str:
+        """Return what a job has achieved as JSON, also after its pods are gone: last loss, scores,
+        own metrics, newest checkpoint, and a curve of up to 128 steps.
+        """
+        return await ddp("result", "-o", "json", namespace=namespace, name=name)
+
+    @made.tool(annotations=read_only)
     async def report(name: Name, namespace: Namespace = None) -> str:
         """Return facts about a job as JSON: attempts, failures, recoveries, goodput, GPU hours."""
         return await ddp("report", "-o", "json", "--file", "-", namespace=namespace, name=name)

@@ -42,6 +42,7 @@ async def test_tools_run_commands_with_their_arguments(monkeypatch: pytest.Monke
             False,
             "done",
         )
+        await answer_of(assistant, "result", name=NAME)
         is_error, text = await answer_of(assistant, "logs", name=NAME, lines=10**9)
         assert is_error
         assert "500" in text
@@ -49,6 +50,7 @@ async def test_tools_run_commands_with_their_arguments(monkeypatch: pytest.Monke
         ["--context=x", "list", "-A"],
         ["--context=x", "why", "--hang", "--", "--help"],
         ["--context=x", "logs", "--tail=50", "--rank=1", "--namespace=a", "--", NAME],
+        ["--context=x", "result", "-o", "json", "--", NAME],
     ]
 
 
