@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ddp_client.cli.commands.running import folder as folder_module
-from ddp_client.cli.commands.running.folder import read_folder
 from ddp_client.submit import JobRequestError
+from ddp_client.submit import folder as folder_module
+from ddp_client.submit.folder import read_folder
 from ddp_operator.ports import Manifest
 
 from tests.unit.cli.conftest import Ddp

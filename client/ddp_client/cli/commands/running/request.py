@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from ddp_client.cli.commands.running.folder import read_folder
 from ddp_client.local.run.manifest import NO_IMAGE
 from ddp_client.submit import (
     CheckpointLocation,
@@ -18,6 +17,7 @@ from ddp_client.submit import (
     Mount,
     Scripts,
 )
+from ddp_client.submit.folder import read_folder
 from ddp_client.submit.names import derived_name
 from ddp_client.submit.scripts import MAX_BYTES
 

@@ -9,8 +9,8 @@ from typing import Final
 from ddp_operator.api.values.text import clean, counted
 from ddp_protocol.code_archive import MAX_BYTES
 
-from ddp_client.submit import JobRequestError
 from ddp_client.submit.code import too_large
+from ddp_client.submit.validation import JobRequestError
 
 _NEVER: Final = ("__pycache__/", ".venv/", ".ipynb_checkpoints/")
 """Not sent even if no .gitignore names them; files of the git repository always are."""
