@@ -29,6 +29,7 @@ class AsyncClient:
     """
 
     _default_image: ClassVar[str | None] = None
+    _is_local: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -74,16 +75,17 @@ class AsyncClient:
             JobRequestError: an option is invalid.
         """
         nodes = await self._backend.nodes() if options.get("gpus") else None
-        job, scripts = manifests.build_manifests(
+        job, config_maps = manifests.build_manifests(
             function,
             command,
             arguments,
             options,
             default_image=self._default_image,
             nodes=nodes or (),
+            here=self._is_local,
         )
         security = await self._backend.pod_security(self._backend.namespace)
-        return await self._submit(admitted(job, security), scripts)
+        return await self._submit(admitted(job, security), config_maps)
 
     async def apply(self, manifest: Manifest) -> AsyncJob:
         """Submit a DDPJob manifest; the objects that it names must already exist.
@@ -97,11 +99,11 @@ class AsyncClient:
                 f"manifest: expected a {KIND} with metadata, not kind "
                 f"{clean(manifest.get('kind'), 80)}; use kubectl apply -f for other kinds"
             )
-        return await self._submit(manifest, None)
+        return await self._submit(manifest, [])
 
-    async def _submit(self, job: Manifest, scripts: Manifest | None) -> AsyncJob:
+    async def _submit(self, job: Manifest, config_maps: Sequence[Manifest]) -> AsyncJob:
         metadata = {"namespace": self._backend.namespace, **job["metadata"]}
-        return self._job(await self._backend.create({**job, "metadata": metadata}, scripts))
+        return self._job(await self._backend.create({**job, "metadata": metadata}, config_maps))
 
     async def job(self, name: str) -> AsyncJob:
         """Return a job by its name.
@@ -139,6 +141,7 @@ class AsyncLocalClient(AsyncClient):
     """
 
     _default_image = "this-machine"  # a placeholder: a pod must name an image
+    _is_local = True
 
     def __init__(self, *, workdir: str | Path | None = None) -> None:
         if sys.platform != "linux":

@@ -1,7 +1,9 @@
 """Build manifests from the arguments of `run`."""
 
 import secrets
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypedDict
 
 from ddp_operator.api.values.text import clean
@@ -18,6 +20,7 @@ from ddp_client.submit import (
     Scripts,
     job_manifest,
 )
+from ddp_client.submit.folder import read_code
 from ddp_client.submit.names import derived_name, valid_name
 from ddp_client.submit.request import Launcher
 
@@ -61,6 +64,10 @@ class Options(TypedDict, total=False):
     """User ID of the processes; default: the image's user, which must not be root in `restricted`
     namespaces."""
     launcher: Launcher
+    workdir: str | Path
+    """Folder whose files are sent by git's rules; the command runs in it."""
+    pip: str | Path
+    """Requirements file whose packages are installed before the start."""
 
 
 _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -79,8 +86,11 @@ def build_manifests(
     *,
     default_image: str | None,
     nodes: Sequence[Manifest] = (),
-) -> tuple[Manifest, Manifest | None]:
-    """Return the job, and the ConfigMap with the function's script; `nodes`: those of the cluster.
+    here: bool = False,
+) -> tuple[Manifest, list[Manifest]]:
+    """Return the job, and the ConfigMaps with its script or code.
+
+    `nodes`: those of the cluster; `here`: it runs on this machine, which has the code.
 
     Raises:
         JobRequestError: an argument is invalid; names it.
@@ -92,27 +102,15 @@ def build_manifests(
             "fields; pass a function's own arguments in arguments={…}"
         )
     given = {key: value for key, value in options.items() if value is not None}
+    workdir, pip = given.pop("workdir", None), given.pop("pip", None)
+    if workdir and function is not None:
+        raise JobRequestError("workdir: only for a command; a function imports what the image has")
     image = given.get("image", default_image)
     if image is None:
         raise JobRequestError(
             "image: name an image with Python and everything that the function or command needs"
         )
-    scripts, called = None, ""
-    if function is not None:
-        if command is not None:
-            raise JobRequestError("command: give a function or a command, not both")
-        text = script_of(function, arguments or {})
-        scripts = Scripts({_FILE: text.encode()}, token=secrets.token_hex(_SUFFIX_BYTES))
-        command = ["python", _FILE]
-        called = function.__name__
-    elif arguments is not None:
-        raise JobRequestError(
-            "arguments: only for a function; put a command's arguments into the command"
-        )
-    elif not command:
-        raise JobRequestError("give run a function, or a command=[…]")
-    elif isinstance(command, str):
-        raise JobRequestError("command: give a list of words, such as ['python', 'train.py']")
+    scripts, command, called = _program(function, command, arguments)
     read = {key: _READ[key](value) for key, value in given.items() if key in _READ}
     if "gpus" in given:
         read["gpus"] = GpuRequest.parse(str(given["gpus"])).on_nodes(nodes)
@@ -120,7 +118,47 @@ def build_manifests(
     stem = valid_name(called, reserved=reserved) if called else ""
     stem = stem or derived_name(command, reserved=reserved)
     name = options.get("name") or f"{stem}-{secrets.token_hex(_SUFFIX_BYTES)}"
+    if pip and here:
+        raise JobRequestError("pip: needs a cluster; install the packages on this machine")
+    code, left_out = (None, "") if here else read_code(workdir, pip)
+    if left_out:
+        warnings.warn(f"workdir: {left_out}", stacklevel=2)
     request = JobRequest(
-        **{**given, **read, "name": name, "image": image}, command=command, scripts=scripts
+        **{**given, **read, "name": name, "image": image},
+        command=command,
+        scripts=scripts,
+        code=code,
     )
-    return job_manifest(request), scripts.config_map(name) if scripts else None
+    job = job_manifest(request)
+    if workdir and here:
+        [container] = job["spec"]["template"]["spec"]["containers"]
+        container["workingDir"] = str(Path(workdir).resolve())
+    config_maps = [scripts.config_map(name)] if scripts else []
+    return job, config_maps + (code.config_maps(name) if code else [])
+
+
+def _program(
+    function: Callable[..., object] | None,
+    command: Sequence[str] | None,
+    arguments: Mapping[str, Any] | None,
+) -> tuple[Scripts | None, Sequence[str], str]:
+    """Return the script of a function, the command, and the function's name, empty without one.
+
+    Raises:
+        JobRequestError: there is no command or function, or there are both.
+    """
+    if function is not None:
+        if command is not None:
+            raise JobRequestError("command: give a function or a command, not both")
+        text = script_of(function, arguments or {})
+        scripts = Scripts({_FILE: text.encode()}, token=secrets.token_hex(_SUFFIX_BYTES))
+        return scripts, ["python", _FILE], function.__name__
+    if arguments is not None:
+        raise JobRequestError(
+            "arguments: only for a function; put a command's arguments into the command"
+        )
+    if not command:
+        raise JobRequestError("give run a function, or a command=[…]")
+    if isinstance(command, str):
+        raise JobRequestError("command: give a list of words, such as ['python', 'train.py']")
+    return None, command, ""

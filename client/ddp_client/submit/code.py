@@ -74,7 +74,7 @@ class CodeFolder:
         try:
             return code_archive.make(self.files)
         except CodeError as error:
-            raise JobRequestError(f"--workdir: {error}") from None
+            raise JobRequestError(f"workdir: {error}") from None
 
     @cached_property
     def code(self) -> Code:
@@ -158,7 +158,7 @@ def too_large(size: int, most: int, what: str, sizes: Mapping[str, int]) -> JobR
     largest = sorted(parts, key=lambda name: -parts[name])[:_LARGEST]
     named = ", ".join(f"{name} {_megabytes(parts[name])}" for name in largest)
     return JobRequestError(
-        f"--workdir: {_megabytes(size)}{what}, but at most {_megabytes(most)} can be sent "
+        f"workdir: {_megabytes(size)}{what}, but at most {_megabytes(most)} can be sent "
         f"(largest: {named}); put data into a volume, and its name into .gitignore"
     )
 

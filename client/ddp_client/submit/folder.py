@@ -1,6 +1,7 @@
-"""The files of a folder that `run` sends, chosen by git's rules."""
+"""The code that `run` sends: files of a folder, chosen by git's rules, and a requirements file."""
 
 import os
+import secrets
 import subprocess
 import tempfile
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Final
 from ddp_operator.api.values.text import clean, counted
 from ddp_protocol.code_archive import MAX_BYTES
 
-from ddp_client.submit.code import too_large
+from ddp_client.submit.code import CodeFolder, too_large
+from ddp_client.submit.scripts import MAX_BYTES as MAX_CONFIG_MAP_BYTES
 from ddp_client.submit.validation import JobRequestError
 
 _NEVER: Final = ("__pycache__/", ".venv/", ".ipynb_checkpoints/")
@@ -18,7 +20,42 @@ _SECONDS: Final = 60.0
 _NAMED: Final = 3
 
 
-def read_folder(path: str) -> tuple[dict[str, tuple[bytes, bool]], str]:
+def read_code(
+    workdir: str | Path | None, requirements: str | Path | None
+) -> tuple[CodeFolder | None, str]:
+    """Return the code in a folder and a requirements file, None without either; and what is left
+    out, as a sentence, empty if nothing is.
+
+    Raises:
+        JobRequestError: a file cannot be read, or they are too large.
+    """
+    if not (workdir or requirements):
+        return None, ""
+    files, left_out = read_folder(workdir) if workdir else ({}, "")
+    code = CodeFolder(files, token=secrets.token_hex(2), is_workdir=bool(workdir))
+    if not requirements:
+        return code, left_out
+    path, folder = Path(requirements).resolve(), Path(workdir or "/").resolve()
+    inside = path.is_relative_to(folder) and workdir
+    name = path.relative_to(folder).as_posix() if inside else ""
+    try:
+        content = read_start(requirements)
+    except OSError as error:
+        raise JobRequestError(f"pip: cannot read {requirements}: {error.strerror}") from None
+    if len(content) > MAX_CONFIG_MAP_BYTES:  # the rest is not read, and must not be lost silently
+        raise JobRequestError(
+            f"pip: the file has more than {MAX_CONFIG_MAP_BYTES} bytes; make it smaller"
+        )
+    return code.with_requirements(name, content), left_out
+
+
+def read_start(path: str | Path) -> bytes:
+    """Return the content of a file, or more bytes than can be sent."""
+    with Path(path).open("rb") as file:
+        return file.read(MAX_CONFIG_MAP_BYTES + 1)
+
+
+def read_folder(path: str | Path) -> tuple[dict[str, tuple[bytes, bool]], str]:
     """Return content by name of the folder's files that git does not ignore, and whether each is
     a program; and what is left out, as a sentence, empty if nothing is.
 
@@ -39,10 +76,10 @@ def read_folder(path: str) -> tuple[dict[str, tuple[bytes, bool]], str]:
             files[name] = ((folder / name).read_bytes(), os.access(folder / name, os.X_OK))
         except OSError as error:
             raise JobRequestError(
-                f"--workdir: cannot read {clean(name, 120)}: {error.strerror}"
+                f"workdir: cannot read {clean(name, 120)}: {error.strerror}"
             ) from None
     if not files:
-        raise JobRequestError(f"--workdir {path}: git's rules leave no file to send")
+        raise JobRequestError(f"workdir {path}: git's rules leave no file to send")
     return files, _named(left_out)
 
 
@@ -76,14 +113,14 @@ def _names(folder: Path) -> list[str]:
         if _git(folder, "rev-parse", "--is-inside-work-tree") is None:
             # The rules of .gitignore files hold without a repository, too.
             if _git(folder, "init", "--quiet", empty) is None:
-                raise JobRequestError("--workdir: git cannot make a folder for temporary files")
+                raise JobRequestError("workdir: git cannot make a folder for temporary files")
             where = [f"--git-dir={empty}/.git", "--work-tree=."]
         excluded = [f"--exclude={pattern}" for pattern in _NEVER]
         listed = _git(
             folder, *where, "ls-files", "-z", "-co", "--exclude-standard", *excluded, "--", "."
         )
     if listed is None:
-        raise JobRequestError(f"--workdir {folder}: git cannot list its files")
+        raise JobRequestError(f"workdir {folder}: git cannot list its files")
     return sorted({name for name in os.fsdecode(listed).split("\0") if name})
 
 
@@ -98,9 +135,7 @@ def _git(folder: Path, *words: str) -> bytes | None:
             ["git", *words], cwd=folder, capture_output=True, timeout=_SECONDS, check=False
         )
     except FileNotFoundError:
-        raise JobRequestError(
-            "--workdir: git's rules decide what is sent; install git, or use --script"
-        ) from None
+        raise JobRequestError("workdir: git's rules decide what is sent; install git") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise JobRequestError(f"--workdir: git failed: {error}") from None
+        raise JobRequestError(f"workdir: git failed: {error}") from None
     return ran.stdout if ran.returncode == 0 else None

@@ -174,4 +174,4 @@ async def test_large_requirements_file_is_refused(ddp: Ddp, tmp_path: Path) -> N
     file.write_bytes(b"#" * (1024 * 1024 + 1))
     result = await ddp(*SHORT, "--pip", str(file), "--dry-run", "--", "python", "a.py")
     assert result.exit_code == 2
-    assert "--pip: the file has more than 1048576 bytes" in " ".join(result.stderr.split())
+    assert "pip: the file has more than 1048576 bytes" in " ".join(result.stderr.split())

@@ -16,6 +16,7 @@ from ddp_client.sdk import (
     AsyncJob,
     JobFailedError,
     JobGoneError,
+    JobRequestError,
     ManifestError,
     NameTakenError,
 )
@@ -66,6 +67,15 @@ async def test_a_function_on_two_ranks(client: AsyncLocalClient, tmp_path: Path)
         "0 | step 3/3",
     ]
     assert "has succeeded" in (await job.why()).sentence
+
+
+async def test_command_runs_in_the_folder_itself(client: AsyncLocalClient, tmp_path: Path) -> None:
+    (tmp_path / "here").touch()
+    job = await client.run(command=["ls"], workdir=tmp_path)
+    await job.wait(timeout=60)
+    assert "here" in [line.text async for line in job.logs()]
+    with pytest.raises(JobRequestError, match="pip: needs a cluster"):
+        await client.run(command=["ls"], pip=tmp_path / "here")
 
 
 async def test_failed_job_raises_with_a_diagnosis(client: AsyncLocalClient) -> None:

@@ -1,11 +1,15 @@
 """The manifests for arguments of `run`."""
 
+from base64 import b64decode
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ddp_client.sdk import JobRequestError, Options
 from ddp_client.sdk.manifests import build_manifests
-from ddp_operator.api.constants import MAX_NAME_LENGTH
+from ddp_operator.api.code import Code
+from ddp_operator.api.constants import ANNOTATION_CODE, MAX_NAME_LENGTH
+from ddp_protocol.code_archive import ROOT, WORK, unpack
 
 from tests.unit.submit.test_job import gpu_node
 
@@ -37,7 +41,7 @@ def test_gpus_by_number_and_by_the_label_of_the_nodes() -> None:
 
 
 def test_a_function_with_gpus() -> None:
-    job, config = made(
+    job, [config] = made(
         train,
         arguments={"steps": 3},
         name="run-1",
@@ -78,7 +82,7 @@ def random() -> None:
 
 
 def test_script_of_a_function_hides_no_module() -> None:
-    job, config = made(random)
+    job, [config] = made(random)
     assert "random.py" not in config["data"]
     assert job["metadata"]["name"].startswith("random-")
 
@@ -87,14 +91,32 @@ def test_a_command() -> None:
     command = ["python", "-u", "a/Big_Model.py"]
     group: dict[str, Any] = {"replicas": 4, "min_replicas": 2, "spares": 1}
     group["memory_checkpoint"] = "2Gi,copies=1"
-    job, config = made(command=command, launcher="bundled", cpu="2", **group)
-    assert config is None
+    job, config_maps = made(command=command, launcher="bundled", cpu="2", **group)
+    assert config_maps == []
     assert (job["spec"]["elastic"], job["spec"]["spares"]) == ({"minReplicas": 2}, 1)
     assert job["spec"]["memoryCheckpoint"] == {"sizeLimit": "2Gi", "copies": 1}
     assert job["metadata"]["name"].startswith("big-model-")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"][:4] == ["python", "-m", "ddp_trainer.launch", "--"]
     assert container["resources"] == {"requests": {"cpu": "2"}}
+
+
+def test_folder_travels_as_with_the_command_line(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("print(1)\n")
+    (folder / "link").symlink_to(tmp_path)
+    file = tmp_path / "requirements.txt"
+    file.write_text("einops\n")
+    with pytest.warns(UserWarning, match="workdir: 1 link or repository left out: link"):
+        job, [config] = made(command=["python", "train.py"], workdir=folder, pip=file)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["workingDir"] == f"{ROOT}/{WORK}"
+    assert pod["initContainers"][0]["command"][-1] == ".ddp-requirements.txt"
+    code = Code.parse(job["metadata"]["annotations"][ANNOTATION_CODE])
+    assert code is not None
+    unpack(b64decode(config["binaryData"]["part-0"]), code.id, tmp_path)
+    assert (tmp_path / WORK / "train.py").read_text() == "print(1)\n"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +144,8 @@ def test_default_name_is_unique_and_valid(program: str, begin: str) -> None:
         ({"command": ["true"], "checkpoint": "data"}, "checkpoint 'data': use "),
         ({"command": ["true"], "name": "A"}, "name 'A': use lower-case letters"),
         ({"command": ["true"], "replicas": -1}, r"spec\.replicas"),
+        ({"function": train, "workdir": "."}, "workdir: only for a command"),
+        ({"command": ["true"], "pip": "/nosuch"}, "pip: cannot read /nosuch: No such file"),
     ],
 )
 def test_invalid_argument_is_refused(given: dict[str, Any], said: str) -> None:

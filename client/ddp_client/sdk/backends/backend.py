@@ -1,6 +1,7 @@
 """The interface of a backend."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -38,8 +39,8 @@ class Backend(LogSource, Protocol):
     async def nodes(self) -> list[Manifest] | None:
         """Return the nodes; None without the right to read them, or without a cluster."""
 
-    async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
-        """Create a job and the ConfigMap with its script, which is deleted with it.
+    async def create(self, job: Manifest, config_maps: Sequence[Manifest]) -> Manifest:
+        """Create a job and the ConfigMaps with its script or code, which are deleted with it.
 
         Returns the job as stored.
         """

@@ -1,5 +1,7 @@
 """The backend for a cluster."""
 
+from collections.abc import Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
@@ -44,9 +46,9 @@ class KubernetesBackend(Cluster):
         """See `Backend`."""
         return self._namespace
 
-    async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
+    async def create(self, job: Manifest, config_maps: Sequence[Manifest]) -> Manifest:
         """See `Backend`."""
-        return await submit(self, job["metadata"]["namespace"], job, [scripts] if scripts else [])
+        return await submit(self, job["metadata"]["namespace"], job, config_maps)
 
     async def queue_state(self, job: JobSnapshot) -> QueueState:
         """See `Backend`."""

@@ -4,7 +4,8 @@ import asyncio
 import secrets
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -109,13 +110,13 @@ class LocalBackend:
         del namespace
         return NONE
 
-    async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
+    async def create(self, job: Manifest, config_maps: Sequence[Manifest]) -> Manifest:
         """See `Backend`.
 
         Raises:
             ManifestError: the manifest is not a job, or cannot run on this machine.
         """
-        file = job_file([job, *([scripts] if scripts else [])], where="manifest")
+        file = job_file([job, *config_maps], where="manifest")
         refuse_what_cannot_run(file.job)
         try:
             made = self._cluster.create_job(file.manifest)

@@ -1,7 +1,6 @@
 """The request that the options of `run` make."""
 
 import secrets
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,9 +16,8 @@ from ddp_client.submit import (
     Mount,
     Scripts,
 )
-from ddp_client.submit.folder import read_folder
+from ddp_client.submit.folder import read_code, read_start
 from ddp_client.submit.names import derived_name
-from ddp_client.submit.scripts import MAX_BYTES
 
 _FOR_CLUSTERS = {
     "--dry-run": "dry_run",
@@ -83,21 +81,10 @@ def code_of(workdir: str | None, requirements: str | None) -> CodeFolder | None:
     Raises:
         JobRequestError: a file cannot be read, or they are too large.
     """
-    if not (workdir or requirements):
-        return None
-    files, left_out = read_folder(workdir) if workdir else ({}, "")
+    code, left_out = read_code(workdir, requirements)
     if left_out:
         click.echo(f"note: {left_out}", err=True)
-    code = CodeFolder(files, token=secrets.token_hex(2), is_workdir=bool(workdir))
-    if not requirements:
-        return code
-    path, folder = Path(requirements).resolve(), Path(workdir or "/").resolve()
-    inside = path.is_relative_to(folder) and workdir
-    name = path.relative_to(folder).as_posix() if inside else ""
-    content = _read(requirements, "--pip")
-    if len(content) > MAX_BYTES:  # the rest is not read, and must not be lost silently
-        raise JobRequestError(f"--pip: the file has more than {MAX_BYTES} bytes; make it smaller")
-    return code.with_requirements(name, content)
+    return code
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -107,9 +94,8 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _read(path: str, option: str = "--script") -> bytes:
+def _read(path: str) -> bytes:
     try:
-        with Path(path).open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+        return read_start(path)
     except OSError as error:
-        raise JobRequestError(f"{option} {path}: cannot read it: {error.strerror}") from None
+        raise JobRequestError(f"--script {path}: cannot read it: {error.strerror}") from None
