@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.e2e.jobs import TRAINER_IMAGE, Job, force_delete
@@ -21,7 +23,7 @@ versions = torch.full((1,), float(VERSION))
 dist.all_reduce(versions)
 size = dist.get_world_size()
 assert versions == VERSION * size, "old and new code met in one group"
-print(f"rank {dist.get_rank()} of {size} trains version {VERSION}", flush=True)
+print(f"rank {dist.get_rank()} of {size} trains version {VERSION} at {time.time():.3f}", flush=True)
 while True:
     dist.all_reduce(torch.ones(1))
     time.sleep(0.1)
@@ -39,9 +41,37 @@ def write(project: Path, version: int) -> None:
     (project / "data" / "large").write_bytes(bytes(1000))
 
 
-def trains(job: Job, version: int, *pods: str) -> None:
+def trains(job: Job, version: int, *pods: str) -> float:
+    """Wait until a version trains in all pods; return when its last rank did, in seconds."""
+    times: list[float] = []
     for rank, pod in enumerate(pods):
-        job.log_with(pod, f"rank {rank} of {PODS} trains version {version}")
+        _, _, rest = job.log_with(pod, f" trains version {version} at ").rpartition(
+            f"rank {rank} of {PODS} trains version {version} at "
+        )
+        times.append(float(rest.splitlines()[0]))
+    return max(times)
+
+
+def edit(job: Job, ddp: Ddp, project: Path, versions: Iterable[int]) -> list[float]:
+    """Send versions one after the other; return the seconds from each command to its first step.
+
+    Pods of a node on this machine share its clock.
+    """
+    pods = sorted(job.uids())
+    seconds: list[float] = []
+    for version in versions:
+        write(project, version)
+        begin = time.time()
+        sent = ddp("run", "--into", job.name, "--workdir", str(project), "--yes", "--detach")
+        assert sent.returncode == 0, sent.stderr
+        seconds.append(trains(job, version, *pods) - begin)
+    return seconds
+
+
+def stored_code(job: Job) -> list[str]:
+    """Return the names of the ConfigMaps with code of a job."""
+    owned = job.kubectl.items("configmaps", "-l", f"ddp-operator.io/job-name={job.name}")
+    return [one["metadata"]["name"] for one in owned]
 
 
 def test_edited_code_restarts_in_the_same_pods(kubectl: Kubectl, ddp: Ddp, tmp_path: Path) -> None:
@@ -58,11 +88,7 @@ def test_edited_code_restarts_in_the_same_pods(kubectl: Kubectl, ddp: Ddp, tmp_p
     trains(job, 1, *pods)
     job.wait_until_launcher_answers()
     before = job.uids()
-    for version in range(2, EDITS + 2):
-        write(project, version)
-        sent = ddp("run", "--into", "edited", "--workdir", str(project), "--yes", "--detach")
-        assert sent.returncode == 0, sent.stderr
-        trains(job, version, *pods)
+    edit(job, ddp, project, range(2, EDITS + 2))
     assert job.uids() == before
     status = job.wait_until("Running")
     assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 0)
@@ -73,8 +99,7 @@ def test_edited_code_restarts_in_the_same_pods(kubectl: Kubectl, ddp: Ddp, tmp_p
 
     force_delete(job, pods[1])
     trains(job, EDITS + 1, pods[0], f"{pods[1]}-r1", pods[2])
-    owned = kubectl.items("configmaps", "-l", "ddp-operator.io/job-name=edited")
-    assert len(owned) == 2, "the code that runs, and the code before it"
+    assert len(stored_code(job)) == 2, "the code that runs, and the code before it"
     assert ddp("delete", "edited", "--yes").returncode == 0
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster import Cluster
 from tests.cluster.node import Node
+from tests.e2e import test_code
 from tests.e2e.environment import Environment
-from tests.e2e.jobs import SLOW_STEPS, Job, digits_job, force_delete, last_words
+from tests.e2e.jobs import SLOW_STEPS, TRAINER_IMAGE, Job, digits_job, force_delete, last_words
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 from tests.e2e.losses import (
     KINDS,
@@ -23,11 +27,15 @@ from tests.e2e.losses import (
 )
 from tests.e2e.queues import Queue, queued
 from tests.e2e.test_elastic import has_size
+from tests.e2e.test_kubectl_ddp import Ddp, ddp
 from tests.integration.queues.queue import CHIP, installed
+
+__all__ = ["ddp"]
 
 pytestmark = pytest.mark.usefixtures("node")
 
 SEED = 7
+EDITS = 50
 PATIENT = {"maxRestarts": 100, "backoff": {"initialSeconds": 0}}
 """Losses follow each other sooner than the job's progress allows them again."""
 _SURELY_TOGETHER = 5
@@ -168,3 +176,36 @@ def test_an_urgent_job_gets_one_pod_of_an_elastic_job(
     assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
     assert queue.uids(job)[0] == place[0]
     assert_no_step_is_lost(log.all(), total=last_words(status)["totalSteps"], elastic=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_fifty_edits_of_a_job_cost_it_no_pod_and_no_quota(
+    kubectl: Kubectl, ddp: Ddp, tmp_path: Path
+) -> None:
+    queue = Queue.made(kubectl, chips=test_code.PODS)
+    project = tmp_path / "project"
+    test_code.write(project, 1)
+    manifests = ddp(
+        *("run", "edited", "--image", TRAINER_IMAGE, "--replicas", str(test_code.PODS)),
+        *("--launcher", "bundled", "--workdir", str(project), "--dry-run=server"),
+        *("--", "python", "train.py"),
+    )
+    assert manifests.returncode == 0, manifests.stderr
+    *config_maps, made = yaml.safe_load_all(manifests.stdout)
+    kubectl.apply(*config_maps, queued(made))
+    job = Job(kubectl, "edited")
+    place = queue.place(job)
+    test_code.trains(job, 1, *(f"edited-0-{index}" for index in range(test_code.PODS)))
+    job.wait_until_launcher_answers()
+    before = job.uids()
+    seconds = test_code.edit(job, ddp, project, range(2, EDITS + 2))
+    low, middle, high = min(seconds), median(seconds), max(seconds)
+    print(f"from the command to the first step: {middle:.1f} s ({low:.1f} to {high:.1f})")
+    assert job.uids() == before
+    assert queue.place(job) == place
+    status = job.wait_until("Running")
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 0)
+    assert status.world is not None
+    assert status.world.generation == EDITS
+    assert len(test_code.stored_code(job)) == 2
