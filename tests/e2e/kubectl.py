@@ -50,7 +50,7 @@ class Kubectl:
             text=True,
             check=False,
             timeout=_COMMAND_SECONDS,
-            env=self._environment(),
+            env=self.environment(),
         )
 
     def run(self, *words: str, stdin: str | None = None) -> str:
@@ -88,7 +88,7 @@ class Kubectl:
         with (
             file.open("wb") as output,
             subprocess.Popen(
-                self.argv(*words), stdout=output, stderr=output, env=self._environment()
+                self.argv(*words), stdout=output, stderr=output, env=self.environment()
             ) as process,
         ):
             try:
@@ -101,7 +101,8 @@ class Kubectl:
         namespace = ["--namespace", self.namespace] if self.namespace else []
         return [binaries.kubectl(), *namespace, *words]
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """The variables of its commands."""
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
 
 
