@@ -101,8 +101,8 @@ def build_manifests(
             f"run has no argument {clean(min(unknown), 80)}: use a manifest with apply for other "
             "fields; pass a function's own arguments in arguments={…}"
         )
-    given = {key: value for key, value in options.items() if value is not None}
-    workdir, pip = given.pop("workdir", None), given.pop("pip", None)
+    workdir, pip = options.get("workdir"), options.get("pip")
+    given = {k: v for k, v in options.items() if v is not None and k not in ("workdir", "pip")}
     if workdir and function is not None:
         raise JobRequestError("workdir: only for a command; a function imports what the image has")
     image = given.get("image", default_image)

@@ -24,7 +24,8 @@ def plan(
     `security`: the Pod Security that the namespace enforces; None if unknown.
     """
     pods, each = request.replicas, ranks_per_pod(request)
-    what = f"{counted(pods, 'pod')} with {each} {'process' if each == 1 else 'processes'}"
+    what = f"{counted(pods, 'pod')} with {counted(each, 'process', 'processes')}"
+    what += " each" if pods > 1 else ""
     pairs = [("image", clean(request.image)), ("command", _command(request))]
     if request.user is not None:
         pairs.append(("user", str(request.user)))
@@ -39,7 +40,7 @@ def plan(
     if request.gpus:
         gpus = request.gpus
         kind = f"GPUs {gpus.type}" if gpus.type else gpus.resource
-        what += f" each: {pods * gpus.count} {clean(kind)} in total"
+        what += f": {pods * gpus.count} {clean(kind)} in total"
         where = f"with label {gpus.label}={gpus.type}" if gpus.type else "any with such GPUs"
         spot = "; spot: may be preempted at any time" if request.spot else ""
         pairs.append(("nodes", clean(where) + spot))

@@ -261,6 +261,13 @@ class TestWhy:
         assert "remove the line of the script that sets MASTER_ADDR" in text
         assert remark not in why(training(bookkeeping=notes))
 
+    def test_words_of_the_cluster_are_no_last_words(self) -> None:
+        message = "the cluster or a user deleted the pod"
+        lost = failure(message=message, **{"exitCode": None})
+        text = why(stored("Restarting", "Disrupted", failures=[lost]))
+        assert message in " ".join(text.split())
+        assert "last words" not in text
+
     def test_failed_side_car_is_named_with_its_last_words(self) -> None:
         failure = "container proxy ended with code 3: no such upstream"
         job = parsed(training())

@@ -1,7 +1,6 @@
 """The interface of a backend."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol, Self
 

@@ -1,7 +1,6 @@
 """The backend for a cluster."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 

@@ -233,7 +233,9 @@ def _blame(diagnosis: Diagnosis, failure: Failure | None, pods: Pods, now: datet
         return
     diagnosis.evidence.append(in_words(failure, now))
     diagnosis.evidence += advice.meaning(failure.message, failure.reason)
-    diagnosis.last_words = clean_lines(failure.message, last=_LAST_WORDS, limit=_LINE)
+    words = clean_lines(failure.message, last=_LAST_WORDS, limit=_LINE)
+    if failure.exit_code is not None or len(words) > 1:  # otherwise the evidence has all of it
+        diagnosis.last_words = words
     if remedy := advice.own_localhost(failure, pods):
         diagnosis.remedies.append(remedy)
     diagnosis.remedies.append(advice.for_failure(failure, has_log=failure.pod in pods.names))
