@@ -57,7 +57,7 @@ def install(folder: Path) -> Path:
     subprocess.run([base, "-m", "venv", environment], check=True, timeout=_SECONDS)
     programs = environment / "bin"
     subprocess.run(
-        [programs / "python", "-I", "-m", "pip", "install", "--quiet", *packages],
+        [programs / "python", "-I", "-m", "pip", "install", "--quiet", "--no-compile", *packages],
         check=True,
         timeout=_SECONDS,
     )

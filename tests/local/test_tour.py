@@ -15,10 +15,8 @@ from tests import stranger
 from tests.local.command import processes_of
 from tests.stranger import TORCH, Stranger
 
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.timeout(900),
-]  # pip fetches the libraries of the command line
+# pip fetches the libraries of the command line.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 SCRIPT = """\
 import argparse

@@ -136,6 +136,10 @@ def test_report_fits_the_width_of_the_window(page: webdriver.Chrome, width: int)
         METRICS, {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     )
     assert ask(page, "return document.documentElement.scrollWidth") <= width
+    heights = ask(
+        page, "return [...document.querySelectorAll('dd')].map(figure => figure.offsetHeight)"
+    )
+    assert len({*heights}) == 1, "no number continues on a second line"
 
 
 def test_printed_report_fits_on_white_paper(page: webdriver.Chrome) -> None:
