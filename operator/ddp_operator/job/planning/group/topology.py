@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+from ddp_protocol.copies import order_by_domain
+
 from ddp_operator.api.constants import GKE_TOPOLOGY_LABELS
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.rank_order import ANSWER_SECONDS, is_due, is_first_due, present
@@ -32,11 +34,7 @@ _NODES_AGAIN: Final = timedelta(seconds=2)
 
 def along(slots: Sequence[int], places: Mapping[int, Place]) -> tuple[int, ...]:
     """Return the slots in a stable order, with those of one place together at each level."""
-    first: dict[Place, int] = {}
-    for position, slot in enumerate(slots):
-        for prefix in _prefixes(places[slot]):
-            first.setdefault(prefix, position)
-    return tuple(sorted(slots, key=lambda slot: [first[p] for p in _prefixes(places[slot])]))
+    return tuple(slots[index] for index in order_by_domain([places[slot] for slot in slots]))
 
 
 def order(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
@@ -152,11 +150,6 @@ def _kept(job: DDPJob, why: str = "") -> Plan:
 def _not_ordered(why: str) -> tuple[Event, ...]:
     said = f"node ranks do not follow spec.scheduling.topology: {why}"
     return (Event("RanksNotOrdered", said),) if why else ()
-
-
-def _prefixes(place: Place) -> list[Place]:
-    """Return the place at each level; names may be unique only within the next wider level."""
-    return [place[: end + 1] for end in range(len(place))]
 
 
 def _by_name(pods: Observed) -> Mapping[str, Node]:
