@@ -161,7 +161,7 @@ class Restoring:
                         if host:
                             self._fetch(source, host)
                         if file := self._store.find(_name(source)):
-                            return file.path
+                            return self._store.keep_for_rank(file)
                     except (NoAnswerError, NoRoomError, WrongPieceError, OSError) as error:
                         why = f"{host}: {error}"
             if time.monotonic() > until:

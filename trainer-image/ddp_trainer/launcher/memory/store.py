@@ -122,6 +122,15 @@ class Store:
         with self.lock, contextlib.suppress(FileNotFoundError):
             file.path.rename(self._volume.received / file.path.name)
 
+    def keep_for_rank(self, file: File) -> Path:
+        """Move a copy to the snapshots of this pod's ranks, so that copies have room for another
+        one; return its path.
+        """
+        with self.lock:
+            if file.path.parent != self._volume.received:
+                return file.path
+            return file.path.rename(self._volume.restored / file.path.name)
+
     def reclaim(self) -> None:
         """Release what ranks were writing when they ended."""
         for folder in self._own_folders():
