@@ -9,6 +9,7 @@ d of n pods, copies for at most (n - d) * copies of its pods fit into the others
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,6 +81,11 @@ def read_order(text: str, nodes: int) -> tuple[int, ...] | None:
         if len(found) > nodes:
             return None
     return tuple(found) if sorted(found) == [*range(nodes)] else None
+
+
+def fingerprint(order: str) -> str:
+    """Return a short text that is another one for nearly any other order; empty for no order."""
+    return f"{zlib.crc32(order.encode()):08x}" if order else ""
 
 
 def _is_number(text: str) -> bool:

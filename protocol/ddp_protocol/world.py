@@ -24,6 +24,8 @@ LEAD_SECONDS = 30
 named another time (`lead`). Longer than an operator takes to restart or to be replaced."""
 MAX_MEMBERS = 2048
 """Most characters of `members`: enough for thousands of pods if slots are nearly in order."""
+MAX_COPY_ORDER = 24 * 1024
+"""Most characters of `copy_order`: enough for 5,000 pods in any order."""
 MAX_COPIES = 8
 """Most copies of a snapshot in memory."""
 MAX_FAILURES = 64
@@ -41,13 +43,14 @@ _Name = Annotated[str, Bounds(0, 253)]
 """Of a host or a pod (RFC 1035, RFC 1123)."""
 _Members = Annotated[str, Bounds(0, MAX_MEMBERS)]
 _Code = Annotated[str, Bounds(0, 64)]
+_CopyOrder = Annotated[str, Bounds(0, MAX_COPY_ORDER)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupAssignment(Message):
     """The description of the group that one pod receives, for one generation."""
 
-    MAX_BYTES: ClassVar[int] = 4096
+    MAX_BYTES: ClassVar[int] = 4096 + MAX_COPY_ORDER
 
     job_uid: str
     attempt: int
@@ -77,6 +80,10 @@ class GroupAssignment(Message):
     receives them, because it may have to lead. Empty: it must not lead."""
     code: _Code = ""
     """ID of the code of the processes, see `code_archive`. Empty: that which the pod has."""
+    copy_order: _CopyOrder = ""
+    """Node ranks such as `0-2,5,3-4`, those that can be lost together one after the other: copies
+    of snapshots go to other parts of it, see `copies`. Only a node rank 0 that reports its
+    `copy_order` receives it, because earlier launchers refuse long messages. Empty: unknown."""
 
     def check(self) -> None:
         """See `Message`."""
@@ -202,3 +209,6 @@ class LauncherStatus(Message):
     remark: Annotated[str, Bounds(0, 512)] = ""
     """A mistake of the script that keeps the ranks from meeting. People read it; nothing depends on
     it. Empty: none is known."""
+    copy_order: Annotated[str | None, Bounds(0, 64), OR_NONE] = None
+    """Fingerprint of the order by which this launcher places copies, see `copies.fingerprint`.
+    Empty: that of the node ranks. None: the launcher uses no other."""

@@ -99,7 +99,10 @@ class SimulatedPod:
         return saved
 
     def turn(self) -> None:
-        self.memory.turn(math.inf)
+        """Do what is due now, as the launcher's thread does."""
+        for _ in range(4):
+            if self.memory.turn(math.inf) != math.inf:
+                return
 
     def wanted(self) -> list[Copy]:
         copying = self.memory.copying
@@ -131,6 +134,7 @@ class SimulatedJob:
         self.local_world_size = local_world_size
         self.copies = copies
         self.replicated = replicated
+        self.copy_order = ""
         self.generation = 0
         self.created = 0
         self.loses: Callable[[], str] = lambda: ""
@@ -183,6 +187,7 @@ class SimulatedJob:
                     nodes=self.nodes,
                     master_addr=self.pods[0].host,
                     members=",".join(each.host.rpartition("-")[2] for each in self.pods),
+                    copy_order="" if node_rank else self.copy_order,
                     start=True,
                 )
             )
@@ -190,6 +195,12 @@ class SimulatedJob:
         for pod in self.pods:  # node rank 0 decides first
             pod.memory.begin(pod.world.assignment)
             pod.group.restoring.run()
+
+    def reorder(self, copy_order: str) -> None:
+        """Send node rank 0 another order for copies while the group runs."""
+        self.copy_order = copy_order
+        world = self.pods[0].world
+        assert world.accept(replace(world.assignment, copy_order=copy_order))
 
     def settle(self) -> None:
         """Let all requests and copies arrive."""

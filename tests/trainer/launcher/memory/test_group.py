@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ddp_protocol.copies import order_by_domain
 from ddp_trainer.memory.volume import FREE, PART, Key
 
 from tests.trainer.launcher.memory.files import names_in, snapshot
@@ -133,3 +134,78 @@ def test_a_rank_that_stays_in_the_next_generation_finishes_its_save(tmp_path: Pa
     assert part.exists()
     pod.memory.begin(pod.world.assignment, ranks_ended=True)
     assert [path.name for path in part.parent.iterdir()] == [FREE]
+
+
+def in_blocks(blocks: str) -> str:
+    """Return the order for copies of pods in these blocks, by node rank."""
+    return ",".join(map(str, order_by_domain([(block,) for block in blocks])))
+
+
+def test_any_block_can_be_lost_in_the_least_room(tmp_path: Path) -> None:
+    blocks = "aabbbbcccabc"
+    for lost in "abc":
+        size = 1000 * 2 * 2
+        twelve = job(tmp_path / lost, nodes=12, size=size)
+        twelve.step(4)
+        twelve.reorder(in_blocks(blocks))
+        twelve.step(5)
+        assert twelve.complete() == 5
+        twelve.pods = [
+            twelve.create() if block == lost else pod
+            for block, pod in zip(blocks, twelve.pods, strict=True)
+        ]
+        twelve.restart()
+        assert twelve.check_restored() == 5
+        twelve.step(6)
+        assert twelve.complete() == 6
+
+
+def test_new_order_moves_copies_with_the_next_step(tmp_path: Path) -> None:
+    four = job(tmp_path, nodes=4, size=1000 * 2 * 2)
+    four.step(5)
+    for pod in four.pods:
+        pod.save(0, 6)
+    four.pods[0].turn()
+    four.pods[0].memory.copying.attempt(four.pods[0].wanted()[0])
+    four.reorder("0,2,1,3")
+    four.settle()
+    assert four.complete() == 5, "a step is not copied to two places"
+    assert not any(pod.memory.store.find(snapshot(6, 0, world_size=4)) for pod in four.pods)
+    four.step(7)
+    assert four.complete() == 7
+    for owner, holder in enumerate((1, 0, 3, 2)):
+        assert four.pods[holder].memory.store.find(snapshot(7, owner, world_size=4))
+    four.reorder("0,2,1,3")
+    assert not four.pods[0].group.leading.completeness.dead()  # type: ignore[union-attr]
+
+
+def test_restored_copies_move_to_another_block_before_the_next_save(tmp_path: Path) -> None:
+    four = job(tmp_path, nodes=4, size=1000 * 2 * 2)
+    four.step(5)
+    four.pods[3] = four.create()
+    four.copy_order = in_blocks("abba")
+    four.restart()
+    assert four.check_restored() == 5
+    four.settle()
+    for owner, holder in enumerate((1, 0, 3, 2)):
+        assert four.pods[holder].memory.store.find(snapshot(5, owner, world_size=4))
+    four.step(6)
+    assert four.complete() == 6, "older places are released for it"
+
+
+def test_order_that_does_not_fit_the_group_is_ignored(tmp_path: Path) -> None:
+    four = job(tmp_path, nodes=4)
+    four.reorder("0-2")
+    four.step(5)
+    assert four.complete() == 5
+    assert four.pods[2].memory.store.find(snapshot(5, 0, world_size=4))
+
+
+def test_rank_that_moved_to_its_copy_leaves_room_for_copies(tmp_path: Path) -> None:
+    two = job(tmp_path, size=1000 * 2 * 2)
+    two.step(5)
+    two.pods = [two.pods[1], two.create()]
+    two.restart()
+    assert two.check_restored() == 5
+    two.step(6)
+    assert two.complete() == 6

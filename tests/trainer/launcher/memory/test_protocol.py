@@ -23,7 +23,7 @@ LOSSES = st.sampled_from(["", "", "", "request", "answer"])
 
 
 class Histories(RuleBasedStateMachine):
-    """A job with pods that save, send requests, fail and restart."""
+    """A job with pods that save, send requests, fail and restart, and copies that move."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,6 +70,12 @@ class Histories(RuleBasedStateMachine):
         rank = pod.ranks[local_rank]
         self.steps[rank] += 1 + skipped
         pod.save(local_rank, self.steps[rank], lose_datagram=lose_datagram)
+
+    @rule(data=st.data())
+    def reorder(self, data: st.DataObject) -> None:
+        """Copies go to other pods from now on."""
+        order = data.draw(st.permutations(range(self.job.nodes)))
+        self.job.reorder(",".join(map(str, order)))
 
     @rule(data=st.data(), lost=LOSSES)
     def turn(self, data: st.DataObject, lost: str) -> None:

@@ -138,6 +138,7 @@ def test_failure_reports_are_bounded_and_end_with_their_generation() -> None:
         "savedInPod": False,
         "code": "",
         "remark": "",
+        "copyOrder": "",
     }
     world.accept(replace(BORN, generation=5))
     assert json.loads(to_json(world.news(after=0, wait_seconds=0)))["failures"] == []

@@ -27,6 +27,7 @@ class Completeness:
         self._lock = threading.Lock()
         self._complete: int | None = None
         self._bytes = 0
+        self._given_up: frozenset[int] = frozenset()
 
     @property
     def complete(self) -> int | None:
@@ -62,8 +63,24 @@ class Completeness:
                     return True
         return False
 
+    def give_up(self) -> None:
+        """Let the steps that pods hold be dead, because their copies go to other pods from now on.
+
+        Otherwise a step could need more room than there is: for its copies in both places.
+        """
+        with self._lock:
+            above = -1 if self._complete is None else self._complete
+            self._given_up |= {
+                step
+                for _, held, _ in self._reports.values()
+                for step, one in held.items()
+                if step > above and not one.replicated
+            }
+
     def _of_all(self, step: int) -> list[Held] | None:
         """Return what each pod holds of a step, if it is complete."""
+        if step in self._given_up:
+            return None
         found = [held[step] for _, held, _ in self._reports.values() if step in held]
         if len(found) < self._nodes or len({one.replicated for one in found}) > 1:
             return None
@@ -86,8 +103,9 @@ class Completeness:
         """Return the held steps that will never be complete, of those above the complete one."""
         with self._lock:
             above = -1 if self._complete is None else self._complete
-            steps = {step for _, held, _ in self._reports.values() for step in held if step > above}
-            return tuple(sorted(step for step in steps if self._is_dead(step)))
+            steps = {step for _, held, _ in self._reports.values() for step in held}
+            dead = self._given_up.union(filter(self._is_dead, steps))
+            return tuple(sorted(step for step in dead if step > above))
 
     def _is_dead(self, step: int) -> bool:
         kinds = set()
@@ -97,12 +115,3 @@ class Completeness:
             elif asked >= step:
                 return True
         return len(kinds) > 1
-
-
-def targets(node_rank: int, *, nodes: int, copies: int) -> list[int]:
-    """Return the node ranks that receive copies from a pod: evenly spread over the group.
-
-    Node ranks follow the topology, so pods that are far apart rarely fail together.
-    """
-    copies = max(0, min(copies, nodes - 1))
-    return [(node_rank + i * nodes // (copies + 1)) % nodes for i in range(1, copies + 1)]

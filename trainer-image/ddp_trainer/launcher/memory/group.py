@@ -30,6 +30,8 @@ class GenerationMemory:
     asked: Asked
     targets: tuple[Target, ...] = ()
     """The pods for copies of this pod's snapshots; empty: node rank 0 did not name them yet."""
+    sources: tuple[int, ...] = ()
+    """Node ranks of the pods of which this pod holds copies; empty: not known."""
     refusal: str = ""
     """Why a copy was given up; empty: none was since the newest complete step."""
     reported: KeysReport | None = None
@@ -41,6 +43,11 @@ class GenerationMemory:
         """Return the steps that this pod holds and that are not complete, the oldest first."""
         generation = self.pod.generation
         return [own for own in steps.values() if retention.is_pending(Key(generation, own.step))]
+
+    def announced(self, pending: Iterable[OwnStep]) -> list[OwnStep]:
+        """Return the steps that node rank 0 knows of: `targets` are those of its answer."""
+        known = {one.step for one in self.reported.held} if self.reported else set()
+        return [own for own in pending if own.step in known]
 
     def wanted_copies(self, pending: Iterable[OwnStep]) -> list[Copy]:
         """Return the copies that other pods should have, the most urgent first."""

@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http import HTTPStatus
 
+from ddp_protocol.copies import CopyPlan, copy_plan, read_order
 from ddp_protocol.message import from_json, utc
 from ddp_protocol.world import MemoryReport, RestoreDecision
 
 from ddp_trainer.launcher.memory.choice import Choice, choose, listed
-from ddp_trainer.launcher.memory.completeness import Completeness, targets
+from ddp_trainer.launcher.memory.completeness import Completeness
 from ddp_trainer.launcher.memory.protocol.messages import (
     MAX_ANSWER_BYTES,
     Decision,
@@ -57,9 +58,13 @@ class LeadingMemory:
         copies: int,
         world_size: int,
         call: Call,
+        copy_order: Callable[[], str] = lambda: "",
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`hosts`: of the group's pods, by node rank; empty if they are not known."""
+        """`hosts`: of the group's pods, by node rank; empty if they are not known.
+
+        `copy_order`: returns the order for `copy_plan`; empty: that of the node ranks.
+        """
         self._nodes = nodes
         self._generation = generation
         self._hosts = hosts
@@ -67,6 +72,9 @@ class LeadingMemory:
         self._world_size = world_size
         self._call = call
         self._sleep = sleep
+        self._copy_order = copy_order
+        self._copy_plan: tuple[str, CopyPlan] | None = None
+        """The present plan, and the order that it is for."""
         self.completeness = Completeness(nodes)
         self._lock = threading.Lock()
         self._sizes: Mapping[SnapshotName, int] = {}
@@ -85,18 +93,36 @@ class LeadingMemory:
         report.check()
         if report.node_rank >= self._nodes:
             raise ValueError(f"nodeRank: the group has {self._nodes} pods")
-        if self.completeness.note(report):
-            self._completed_at = utc(time.time())
+        with self._lock:  # pods copy a step to the places of the answer that first knows of it
+            plan = self._current_plan()
+            if self.completeness.note(report):
+                self._completed_at = utc(time.time())
+            dead = self.completeness.dead()
         if self.completeness.missing() is None:
             self._missing_since = None
         elif self._missing_since is None:
             self._missing_since = time.monotonic()
-        to = targets(report.node_rank, nodes=len(self._hosts), copies=self._copies)
+        to = plan.holders[report.node_rank] if self._hosts else ()
         return KeysAnswer(
             complete=self.completeness.complete,
-            dead=self.completeness.dead(),
+            dead=dead,
             targets=tuple(Target(node_rank=one, host=self._hosts[one]) for one in to),
+            sources=tuple(plan.sources[report.node_rank]),
         )
+
+    def _current_plan(self) -> CopyPlan:
+        """Return where copies go; a change makes the steps dead that are being copied."""
+        text = self._copy_order()
+        if self._copy_plan is None or text != self._copy_plan[0]:
+            order = read_order(text, self._nodes) if text else range(self._nodes)
+            if order is None:
+                _logger.warning("memory: the order for copies does not fit the group: %.80s", text)
+                order = range(self._nodes)
+            plan = copy_plan(order, self._copies)
+            if self._copy_plan is not None and plan != self._copy_plan[1]:
+                self.completeness.give_up()
+            self._copy_plan = text, plan
+        return self._copy_plan[1]
 
     def decide(self, own: Inventory, is_current: Callable[[], bool]) -> bool:
         """Ask the other pods what they have, and decide; may take half a minute.

@@ -10,9 +10,9 @@ import logging
 import time
 from collections.abc import Callable
 
+from ddp_protocol.copies import copy_plan
 from ddp_protocol.world import MemoryReport
 
-from ddp_trainer.launcher.memory.completeness import targets
 from ddp_trainer.launcher.memory.copying import Copying
 from ddp_trainer.launcher.memory.group import GenerationMemory
 from ddp_trainer.launcher.memory.leading import LeadingMemory
@@ -145,6 +145,7 @@ class PodMemory:
             copies=self.volume.copies,
             world_size=world_size,
             call=self._call,
+            copy_order=lambda: self.world.copy_order,
         )
 
     def _decide(
@@ -196,8 +197,9 @@ class PodMemory:
         if group is not self._copies_of:  # a pod may be another one with the same name now
             self.copying.want(())
             self._copies_of = group
+        announced = group.announced(pending)
         self.copying.want(
-            [*group.restored_copies(files, self._retention), *group.wanted_copies(pending)]
+            [*group.restored_copies(files, self._retention), *group.wanted_copies(announced)]
         )
         useless = incomplete_steps(files, group.pod, asked=group.asked.step(files))
         if given_up := self.copying.given_up:
@@ -220,20 +222,21 @@ class PodMemory:
         if answer is None:
             return group.due
         group.reported = report
-        return now if self._learn(group, answer) else group.due
+        has_more = len(group.announced(pending)) > len(announced)
+        return now if self._learn(group, answer) or has_more else group.due
 
     def _learn(self, group: GenerationMemory, answer: KeysAnswer) -> bool:
         """Act on the answer of node rank 0; return True if it changes what to do."""
         with self.store.lock:
             if self.group is not group or not self._is_current(group.pod):
                 return False
-            before = self._retention, group.targets
+            before = self._retention, group.targets, group.sources
             self._retention = self._retention.learns(answer.complete, answer.dead)
-            group.targets = answer.targets
+            group.targets, group.sources = answer.targets, answer.sources
             if self._retention.complete != before[0].complete:
                 group.refusal = ""
             self._release()
-            return (self._retention, group.targets) != before
+            return (self._retention, group.targets, group.sources) != before
 
     def resumed_from(self, key: Key) -> bool:
         """Return True if this generation resumed from a step, and none is complete since."""
@@ -242,18 +245,20 @@ class PodMemory:
     def release_moved(self, key: Key) -> bool:
         """Make room for copies of a new step; return True if this may have made some.
 
-        If ranks changed their pods in a restart, this pod has copies that others keep by now. They
-        are not released sooner, because those pods may still fetch them. Once a new step arrives,
-        the ranks have what they resume from.
+        If ranks changed their pods in a restart, or copies their places, this pod has copies that
+        others keep by now. They are not released sooner, because those pods may still fetch them.
+        Once a new step arrives, the ranks have what they resume from.
         """
         group = self.group
-        if group is None or key.generation != group.pod.generation:
+        if group is None or group.reported is None or key.generation != group.pod.generation:
             return False
-        nodes, node_rank = group.assignment.nodes, group.assignment.node_rank
+        node_rank = group.assignment.node_rank or 0
+        # A launcher of an earlier release at node rank 0 names no sources.
+        in_order = copy_plan(range(group.assignment.nodes), group.copies)
+        sources = group.sources or in_order.sources[node_rank]
         kept = {
             rank
-            for source in range(nodes)
-            if node_rank in (source, *targets(source, nodes=nodes, copies=group.copies))
+            for source in (node_rank, *sources)
             for rank in self._rank_environment.ranks_of(source)
         }
         with self.store.lock:

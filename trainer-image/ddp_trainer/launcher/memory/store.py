@@ -159,11 +159,20 @@ class Store:
                 self._readers -= Counter([file.path])  # without entries of 0
 
     def receive(
-        self, name: SnapshotName, piece: bytes, *, offset: int, total: int, restored: bool = False
+        self,
+        name: SnapshotName,
+        piece: bytes,
+        *,
+        offset: int,
+        total: int,
+        restored: bool = False,
+        may_take_all: bool = False,
     ) -> int:
         """Write a piece of a snapshot; the last one makes it whole.
 
         `restored`: it is for a rank of this pod.
+        `may_take_all`: copies of its step may take the room of the next step, because others of
+        them will be released for it.
 
         Returns:
             The number of bytes that are here. The next piece begins there.
@@ -180,6 +189,8 @@ class Store:
             if part is None and offset:
                 raise WrongPieceError("the next piece begins at 0")
             if part is None:
+                if not restored:
+                    self._check_share(name, total, may_take_all=may_take_all)
                 part = self._begin(name, total, restored=restored)
             if offset > part.received or total != part.total or offset + len(piece) > total:
                 raise WrongPieceError(f"the next piece begins at {part.received} of {part.total}")
@@ -195,15 +206,13 @@ class Store:
 
     def _begin(self, name: SnapshotName, total: int, *, restored: bool) -> _Part:
         folder = self._volume.restored if restored else self._volume.received
-        if not restored:
-            self._check_share(name, total)
         part = _Part(path=folder / f"{name}{_PART_SUFFIX}", total=total)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(part.path, flags, 0o600))
         self._parts[name] = part
         return part
 
-    def _check_share(self, name: SnapshotName, total: int) -> None:
+    def _check_share(self, name: SnapshotName, total: int, *, may_take_all: bool) -> None:
         files = [file for file in self.files() if file.path.parent == self._volume.received]
         sizes = {one: part.total for one, part in self._parts.items()}
         sizes |= {file.name: file.size for file in files}
@@ -212,8 +221,9 @@ class Store:
             raise NoRoomError(f"{of_rank} snapshots of rank {name.rank} are here already")
         share = self._volume.size * self._volume.copies // (1 + self._volume.copies)
         of_step = sum(size for one, size in sizes.items() if one.key == name.key)
-        # Copies of what was restored must leave room for the next step.
-        if sum(sizes.values()) + total > share or of_step + total > share // SLOTS:
+        # Copies of a step must leave room for the next one.
+        of_step_fits = may_take_all or of_step + total <= share // SLOTS
+        if sum(sizes.values()) + total > share or not of_step_fits:
             raise NoRoomError(f"{share} bytes for copies are too few: raise sizeLimit")
 
     def _write(

@@ -220,7 +220,13 @@ class Leader:
                 answers = pool.map(
                     lambda each: self._call(
                         each[1],
-                        replace(what, node_rank=each[0], members="", host=_label(each[1])),
+                        replace(
+                            what,
+                            node_rank=each[0],
+                            members="",
+                            copy_order="",
+                            host=_label(each[1]),
+                        ),
                         wait_seconds,
                     ),
                     left.items(),

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from ddp_protocol.copies import fingerprint
 from ddp_protocol.message import utc
 from ddp_protocol.world import (
     LEAD_SECONDS,
@@ -80,6 +81,7 @@ class GroupState:
         self._ranks_of: int | None = None
         self._is_warm = False
         self._remark = ""
+        self._copy_order = ""
         self.memory: Callable[[], MemoryReport | None] = lambda: None
         """Returns the news of snapshots in memory; called while the state is locked."""
 
@@ -87,6 +89,11 @@ class GroupState:
     def assignment(self) -> Assignment:
         """The newest assignment; the same object until it changes."""
         return self._assignment
+
+    @property
+    def copy_order(self) -> str:
+        """The order by which this group places copies; it may change within a generation."""
+        return self._copy_order
 
     def accept(self, assignment: Assignment) -> bool:
         """Store an assignment of the pod, if it is new.
@@ -105,6 +112,8 @@ class GroupState:
             if assignment.generation == known.generation:
                 if not self._is_the_same(assignment):
                     return False
+                if assignment.copy_order and not assignment.led:
+                    self._set_copy_order(assignment.copy_order)
                 if known.start or not assignment.start:
                     return True
             self._replace(assignment)
@@ -138,6 +147,8 @@ class GroupState:
         is_next = assignment.generation > self._assignment.generation
         if is_next:
             self._led, self._remark = assignment.led, ""
+            if not assignment.led:  # otherwise the pods are the same
+                self._set_copy_order(assignment.copy_order)
             self._failures_before += self._failures[:MAX_FAILURES_LED]
             self._failures.clear()
             if not assignment.led:
@@ -151,6 +162,11 @@ class GroupState:
         if is_next or self._led:
             self._tell()
         self._changed.notify_all()
+
+    def _set_copy_order(self, order: str) -> None:
+        if order != self._copy_order:
+            self._copy_order = order
+            self._tell()
 
     def _forget_led(self) -> None:
         self._led_before.clear()
@@ -325,6 +341,7 @@ class GroupState:
                 memory=self.memory(),
                 code=self._assignment.code,
                 remark=self._remark,
+                copy_order=fingerprint(self._copy_order),
             )
 
     def _wait_for_news(

@@ -192,7 +192,8 @@ def test_an_answer_has_a_limit(pod: Served) -> None:
 def test_node_rank_0_takes_reports_of_its_own_generation(pod: Served) -> None:
     report = KeysReport(job_uid="7d1f", attempt=0, generation=0, node_rank=1)
     status, answer = pod.post("/memory/keys", report)
-    assert (status, answer) == (200, {"dead": [], "targets": [{"nodeRank": 0, "host": "job-0"}]})
+    targets = [{"nodeRank": 0, "host": "job-0"}]
+    assert (status, answer) == (200, {"dead": [], "targets": targets, "sources": [0]})
     for wrong in ({"generation": 1}, {"attempt": 1}, {"job_uid": "x"}):
         assert pod.post("/memory/keys", replace(report, **wrong))[0] == 409
     assert pod.post("/memory/keys", replace(report, node_rank=2))[0] == 400

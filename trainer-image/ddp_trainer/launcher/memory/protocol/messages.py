@@ -75,6 +75,8 @@ class KeysAnswer:
     """Newer steps that will never be complete."""
     targets: tuple[Target, ...] = ()
     """The pods that receive copies from the sender of the report."""
+    sources: tuple[int, ...] = ()
+    """Node ranks of the pods of which the sender holds copies."""
 
 
 @dataclass(frozen=True, kw_only=True)

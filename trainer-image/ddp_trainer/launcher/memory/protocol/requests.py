@@ -167,8 +167,12 @@ class MemoryRequests:
     def _receive(
         memory: PodMemory, name: SnapshotName, piece: bytes, offset: int, total: int
     ) -> int:
+        # Those of the step that the group resumed from may be in other pods than before.
+        resumed = memory.resumed_from(name.key)
         try:
-            return memory.store.receive(name, piece, offset=offset, total=total)
+            return memory.store.receive(
+                name, piece, offset=offset, total=total, may_take_all=resumed
+            )
         except NoRoomError:
             if not memory.release_moved(name.key):
                 raise
