@@ -95,6 +95,9 @@ GKE_TOPOLOGY_LABELS = {
     "host": "cloud.google.com/gce-topology-host",
 }
 """Node labels for the location of a node, from the widest to the closest."""
+ZONE_LABEL = "topology.kubernetes.io/zone"
+NVLINK_DOMAIN_LABEL = "nvidia.com/gpu.clique"
+"""Node label of NVIDIA's GPU feature discovery: nodes whose GPUs share one NVLink fabric."""
 GKE_GCSFUSE_ANNOTATION = "gke-gcsfuse/volumes"
 GKE_GCSFUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
 

@@ -39,6 +39,7 @@ from ddp_operator.job.planning.failures import (
 )
 from ddp_operator.job.planning.group import (
     assignments,
+    copy_order,
     elasticity,
     leading,
     spares,
@@ -231,7 +232,8 @@ def _with_upkeep(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> P
         planned = planned.requeued_at(scheduling.next_change(job, pods), after=now)
     if job.spec.topology:
         planned = topology.with_order_due(job, pods, planned, now)
-    if world_of(job).generation:  # otherwise pods know their group from their environment
+    # Pods know their first group from their environment, but not the nodes of the others.
+    if world_of(job).generation or copy_order.is_order_due(job, pods):
         planned = assignments.with_assignments(job, pods, planned, now)
     was_unreachable = running is not None and running.reason == PODS_UNREACHABLE
     if was_unreachable or pods.gaps or pods.launchers.silent_since:

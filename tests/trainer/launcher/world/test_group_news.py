@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ddp_protocol.copies import fingerprint
 from ddp_protocol.message import to_json
 from ddp_protocol.progress import CheckpointStatus
 from ddp_protocol.world import (
@@ -419,3 +420,20 @@ def test_only_a_new_restore_decision_of_the_memory_makes_news() -> None:
             "reason": "none is complete",
         },
     }
+
+
+def test_order_for_copies_changes_without_another_assignment() -> None:
+    world = GroupState(BORN)
+    before = number(world)
+    assert world.accept(replace(BORN, copy_order="1,0"))
+    assert world.assignment is BORN, "nothing restarts"
+    assert world.copy_order == "1,0"
+    news = world.news(after=before, wait_seconds=0)
+    assert (news.number, news.copy_order) == (before + 1, fingerprint("1,0"))
+    assert world.accept(BORN)
+    assert world.copy_order == "1,0", "an operator that does not know the nodes yet"
+    led = replace(BORN, generation=5, led=True, leader="j-0-0")
+    assert world.accept(led)
+    assert world.copy_order == "1,0", "the pods are the same"
+    assert world.accept(replace(BORN, generation=6))
+    assert world.copy_order == ""

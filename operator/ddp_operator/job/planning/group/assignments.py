@@ -17,6 +17,7 @@ from ddp_operator.job.membership.launchers import PODS_UNREACHABLE, Assignment
 from ddp_operator.job.membership.rank_order import is_due, is_first_due
 from ddp_operator.job.membership.world import members, members_to_lead, scope_of, world_of
 from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS, in_present_group, unreached_since
+from ddp_operator.job.planning.group.copy_order import copy_order, is_order_due
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.places.old_pods import still_at_work
 from ddp_operator.job.pods.environment import master_addr_of
@@ -60,6 +61,9 @@ def _assignments(job: DDPJob, pods: Observed, now: datetime) -> Iterator[Assignm
     ignorant += [
         (None, pod) for pod in outside if not pods.launchers.knows(pod.key.name, generation)
     ]
+    leader = pods.current.get(0)
+    if leader and is_order_due(job, pods) and all(index != 0 for index, _ in ignorant):
+        ignorant.append((0, leader))
     for index, pod in ignorant:
         if pod.address and pod.started and not (pod.exit or pod.deleting):
             starts = start and index is not None
@@ -106,6 +110,7 @@ def _group(job: DDPJob, pods: Observed, index: int | None, *, start: bool) -> Gr
         host=pods.current[index].identity.host_name(job.name) if index is not None else "",
         leader=leader.key.name if leader else "",
         members=members_to_lead(job) if index == 0 else "",
+        copy_order=copy_order(job, pods) if index == 0 else "",
         code=code.id if code else "",
     )
 
