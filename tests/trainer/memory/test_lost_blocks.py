@@ -17,7 +17,6 @@ from ddp_protocol.copies import fingerprint, order_by_domain
 from tests.trainer.memory.stand_in import SIZE
 from tests.trainer.support.memory_jobs import MemoryJob, memory_job
 from tests.trainer.support.pods import until
-from tests.trainer.support.worlds import WorldPod
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 _NODES, _RANKS = 6, 2
