@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_trainer.data.loading import Rest
+from ddp_trainer.data.batches import Rest
 
 
 def batches_of(rest: Rest) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import tee
 from typing import Any
@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data import fingerprint
+from ddp_trainer.data.batches import Rest, keys_of
 from ddp_trainer.data.loaders import begin_worker, check_iteration, is_stream
-from ddp_trainer.data.originals import Original
-from ddp_trainer.data.sampler import Share, shares
+from ddp_trainer.data.sampler import shares
 from ddp_trainer.data.samplers import Epoch, Key, order_of
 from ddp_trainer.data.seeding import seeded
 from ddp_trainer.exit_codes import ConfigurationError
@@ -126,7 +126,7 @@ class Loading:
                 accumulate=accumulate,
             )
         )
-        places = ([*keys(batch)] for share in to_read for batch in share.read)
+        places = keys_of(to_read, keys)
         count = math.ceil(left / (self.batch_size * accumulate))
         read = self._batches.__getitems__  # without DataLoader, which takes longer
         batches: Iterator[Any] = map(read, places)
@@ -174,52 +174,6 @@ class Loading:
 
 def _unchanged(batch: Any) -> Any:
     return batch
-
-
-class Rest:
-    """One rank's share of each step up to the end of an epoch."""
-
-    has_end = None
-    """None: all ranks know the end from the number of samples."""
-
-    def __init__(
-        self,
-        steps: Iterator[Share],
-        count: int,
-        batches: Iterator[Any],
-        read_again: Callable[[list[int]], Any],
-    ) -> None:
-        """`count`: number of steps. `batches`: those of all steps, one after another.
-
-        `read_again` reads one of them, as `Share.read` names it.
-        """
-        self._steps = steps
-        self._left = count
-        self.is_at_end = count == 0
-        """True if no steps remain."""
-        self._batches = batches
-        self._read_again = read_again
-        self._read: list[Original] = []
-        """The batches of this step that were due."""
-
-    def next_step(self) -> Share | None:
-        """Return this rank's share of the next step; None: there is none."""
-        share = next(self._steps, None)
-        self._left -= share is not None
-        self.is_at_end = self._left == 0
-        self._read = []
-        return share
-
-    def batch(self, share: Share, number: int) -> Any:
-        """Return a batch of the step, by its number in it; the first time, the next one.
-
-        Each time it is as it was read, also if the script has changed it.
-        """
-        if number == len(self._read):
-            self._read.append(Original(next(self._batches)))
-        elif not self._read[number].is_unchanged:
-            self._read[number] = Original(self._read_again(share.read[number]))
-        return self._read[number].copy()
 
 
 class _Places:

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
+from ddp_trainer.data.batches import Batches
 from ddp_trainer.data.samplers import Key
 from ddp_trainer.run.seeds import (
     next_numbers,
@@ -25,25 +26,6 @@ from ddp_trainer.run.seeds import (
     seed_by_name,
     seed_torch_by_name,
 )
-
-
-class Batches(Dataset[Any]):
-    """The batches of a loader, by the keys of their samples; they draw no random numbers."""
-
-    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
-        self._dataset: Any = loader.dataset
-        self._collate = loader.collate_fn
-        self._seed = seed
-
-    def __getitems__(self, keys: list[Key]) -> Any:
-        """Return the samples as a batch, which needs no further `collate_fn`."""
-        return self._collate(self._samples(keys))
-
-    def _samples(self, keys: list[Key]) -> Any:
-        dataset = self._dataset
-        if callable(read := getattr(dataset, "__getitems__", None)):
-            return read([key[-1] for key in keys])
-        return [dataset[key[-1]] for key in keys]
 
 
 class SeededAtOnce(Batches):

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
+from ddp_trainer.data.batches import Original
 from ddp_trainer.data.loaders import end_workers_with_rank
-from ddp_trainer.data.originals import Original
 from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Bookmarks

@@ -18,7 +18,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ddp_trainer.data.loading import Rest
+from ddp_trainer.data.batches import Rest
 from ddp_trainer.data.sampler import SampleTrace, Share
 from ddp_trainer.data.stream import Stream, StreamRest
 from ddp_trainer.exit_codes import ConfigurationError, MovedError

@@ -1,4 +1,4 @@
-"""Gives a batch to the script more than once, each time as it was read.
+"""Reads the batches of an epoch one after another, and gives each again as it was read.
 
 What a script adds to or removes from a container, it does to a copy of that container. Tensors are
 not copied. If one has changed when the batch is due again, the batch must be read again.
@@ -9,18 +9,96 @@ from __future__ import annotations
 import copy
 import numbers
 from collections import UserDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ddp_trainer.data.sampler import Share
+from ddp_trainer.data.samplers import Key
 
 _requires_grad, _counted_version = attrgetter("requires_grad"), attrgetter("_version")
 _is_inference = Tensor.is_inference
 _CONSTANT = (str, bytes, numbers.Number, Enum, type(None))
 """Types of objects that no script can change."""
+
+
+class Batches(Dataset[Any]):
+    """The batches of a loader, by the keys of their samples; they draw no random numbers."""
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
+        self._dataset: Any = loader.dataset
+        self._collate = loader.collate_fn
+        self._seed = seed
+
+    def __getitems__(self, keys: list[Key]) -> Any:
+        """Return the samples as a batch, which needs no further `collate_fn`."""
+        return self._collate(self._samples(keys))
+
+    def _samples(self, keys: list[Key]) -> Any:
+        dataset = self._dataset
+        if callable(read := getattr(dataset, "__getitems__", None)):
+            return read([key[-1] for key in keys])
+        return [dataset[key[-1]] for key in keys]
+
+
+def keys_of(
+    steps: Iterable[Share], keys: Callable[[list[int]], Iterable[Key]]
+) -> Iterator[list[Key]]:
+    """Yield the keys of the samples of each batch of these steps."""
+    for share in steps:
+        for batch in share.read:
+            yield [*keys(batch)]
+
+
+class Rest:
+    """One rank's share of each step up to the end of an epoch."""
+
+    has_end = None
+    """None: all ranks know the end from the number of samples."""
+
+    def __init__(
+        self,
+        steps: Iterator[Share],
+        count: int,
+        batches: Iterator[Any],
+        read_again: Callable[[list[int]], Any],
+    ) -> None:
+        """`count`: number of steps. `batches`: those of all steps, one after another.
+
+        `read_again` reads one of them, as `Share.read` names it.
+        """
+        self._steps = steps
+        self._left = count
+        self.is_at_end = count == 0
+        """True if no steps remain."""
+        self._batches = batches
+        self._read_again = read_again
+        self._read: list[Original] = []
+        """The batches of this step that were due."""
+
+    def next_step(self) -> Share | None:
+        """Return this rank's share of the next step; None: there is none."""
+        share = next(self._steps, None)
+        self._left -= share is not None
+        self.is_at_end = self._left == 0
+        self._read = []
+        return share
+
+    def batch(self, share: Share, number: int) -> Any:
+        """Return a batch of the step, by its number in it; the first time, the next one.
+
+        Each time it is as it was read, also if the script has changed it.
+        """
+        if number == len(self._read):
+            self._read.append(Original(next(self._batches)))
+        elif not self._read[number].is_unchanged:
+            self._read[number] = Original(self._read_again(share.read[number]))
+        return self._read[number].copy()
 
 
 class Original:
