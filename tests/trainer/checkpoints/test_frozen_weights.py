@@ -69,7 +69,7 @@ def advance(run: TrainState) -> None:
     """Take one more step; its numbers depend on the step alone."""
     torch.manual_seed(run.position.step)
     run.models[0](torch.randint(SIDE, (8,))).square().sum().backward()
-    run.complete_step(8)
+    run.updates.complete_step(8)
 
 
 def saver(root: Path, *, keep: int = 2) -> Saver:

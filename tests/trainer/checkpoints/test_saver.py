@@ -73,7 +73,7 @@ def new_run() -> TrainState:
 
 def advance(run: TrainState) -> None:
     run.models[0](torch.randn(4, 3)).square().sum().backward()
-    run.complete_step(4)
+    run.updates.complete_step(4)
 
 
 def saver(directory: CheckpointDirectory, *flags: str) -> Saver:

@@ -15,6 +15,7 @@ from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.library.steps.attempt import Attempt
 from ddp_trainer.library.steps.fixed_batch import check
+from ddp_trainer.library.steps.taking import note_loss
 from ddp_trainer.run.buffers import Copies
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.batch import Batch
@@ -207,14 +208,16 @@ def test_losses_and_gradients_weigh_by_their_samples(
                 assignment=assignment,
                 samples=share.samples,
                 sizes=share.counts,
+                batches=len(share.counts),
                 ends_epoch=False,
             )
             for batch in share.read:
-                attempt.give()
+                attempt.given += 1
+                attempt.begin_batch()
                 weighed = sum(batch) / len(batch) * attempt.weight
-                attempt.stepped_with(weighed)
+                note_loss(attempt, weighed)
                 gradient += weighed * attempt.weight_of_part
-            loss += sum(attempt.losses())
+            loss += sum(attempt.losses_of_parts())
         indices = [index for share in shares for index in share.own]
         mean = sum(indices) / len(indices)
         assert [loss / SHARDS, gradient / SHARDS] == pytest.approx([mean, mean])

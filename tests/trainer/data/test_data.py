@@ -12,6 +12,7 @@ from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.data.order import _computed
 from ddp_trainer.run.position import Position
+from ddp_trainer.run.updates import advance
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -85,7 +86,7 @@ def test_an_epoch_with_changing_world_sizes_has_every_sample_once(
                 break
             samples = interleaved([rank[turn] for rank in ranks])
             before = position.samples
-            position.advance(len(samples), epoch_length=length)
+            advance(position, len(samples), epoch_length=length)
             new = position.samples - before
             trained += samples[:new]
             padding = len(samples) - new

@@ -99,7 +99,7 @@ def assert_equal(one: TrainState, other: TrainState) -> None:
 def train(run: TrainState) -> None:
     model = cast(Quantised, run.models[0])
     model.adapter(torch.randn(2, SIDE)).sum().backward()
-    run.complete_step(2)
+    run.updates.complete_step(2)
 
 
 def test_frozen_weights_are_not_sent_to_a_rank_that_has_them() -> None:

@@ -16,6 +16,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Position
 from ddp_trainer.run.stop import Votes
 from ddp_trainer.run.train_state import TrainState
+from ddp_trainer.run.updates import advance
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -260,7 +261,7 @@ def test_the_number_of_ranks_may_change_between_epochs_alone() -> None:
 
 def test_the_end_of_an_epoch_of_unknown_length_is_one_state() -> None:
     run = new_run()
-    run.position.advance(1, epoch_length=0)
+    advance(run.position, 1, epoch_length=0)
     run.position.end(epoch_length=0)
     before = copy.deepcopy(run.state_dict())
     run.end_epoch()

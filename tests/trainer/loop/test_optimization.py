@@ -55,7 +55,7 @@ def train(run: TrainState, *, steps: int) -> list[list[float]]:
     )
     for _ in range(steps):
         run.models[0](torch.ones(1, 1)).sum().backward()
-        run.complete_step(100)
+        run.updates.complete_step(100)
         if run.position.samples == 1000:
             run.end_epoch()
     hook.remove()

@@ -61,7 +61,7 @@ class Training:
                 if until(share):
                     return
                 self.shares.append(share)
-                self.run.complete_step(step.samples)
+                self.run.updates.complete_step(step.samples)
             self.run.end_epoch()
 
     def _new_run(self, world_size: int) -> TrainState:

@@ -136,7 +136,7 @@ def handed_over(group: Group) -> list[object]:
     places = [tensor.data_ptr() for tensor in model.state_dict().values()]
     for _ in range(3 * (group.rank == 1)):
         (model.large.sum() + model.strided.square().sum()).backward()  # type: ignore[no-untyped-call]
-        run.complete_step(5)
+        run.updates.complete_step(5)
     run.answers = {(2, 3, 0): [[1.5]]} if group.rank == 1 else {}
     before = copy.deepcopy(run.full_state_dict())
     transfer_state(run, group, source=1, lacks_it=group.rank == 0)

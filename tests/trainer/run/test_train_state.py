@@ -25,7 +25,7 @@ class Clock:
         """Complete steps that take this long; return the state afterwards."""
         for each in seconds:
             self.now += each
-            run.count_time()
+            run.updates.count_time()
         return run.full_state_dict()
 
 

@@ -54,7 +54,7 @@ class Steps:
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def take(self) -> None:
-        self.run.complete_step(1, clip_grad_norm=self._clip_grad_norm)
+        self.run.updates.complete_step(1, clip_grad_norm=self._clip_grad_norm)
 
     def _look(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -179,7 +179,7 @@ def test_a_step_that_overflows_moves_no_scheduler() -> None:
     run = TrainState(parts, seed=0, device=CPU)
     for factor, rate in ((float("inf"), 1.0), (1.0, 0.1)):
         scaler.scale(model(torch.ones(1, 3)).sum() * factor).backward()
-        run.complete_step(1)
+        run.updates.complete_step(1)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
 
 

@@ -182,7 +182,7 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.library.sharded import saved_parts, snapshots  # noqa: PLC0415
     from ddp_trainer.process_group import connection  # noqa: PLC0415
     from ddp_trainer.process_group.rendezvous import rendezvous  # noqa: PLC0415
-    from ddp_trainer.run import position, stop, train_state  # noqa: PLC0415
+    from ddp_trainer.run import stop, updates  # noqa: PLC0415
     from torch.optim import adam  # noqa: PLC0415
 
     plan = [FaultAt(**fault) for fault in json.loads(variables[PLAN_VARIABLE])]
@@ -209,10 +209,10 @@ def install(variables: Mapping[str, str]) -> None:
     patch(Group, "wrap", before=inject_in_backward)
     patch(ShardGradients, "__init__", before=inject_in_backward)
     patch(Gate, "wait", before=at("gate"))
-    patch(train_state.TrainState, "complete_step", before=at("before the optimizer's step"))
-    patch(train_state.TrainState, "take_turn", after=at("after a turn"))
+    patch(updates.Updates, "complete_step", before=at("before the optimizer's step"))
+    patch(updates.Updates, "take_turn", after=at("after a turn"))
     patch(adam, "adam", after=at("within the optimizer's step"))
-    patch(position.Position, "advance", after=at("after the optimizer's step"))
+    patch(updates, "advance", after=at("after the optimizer's step"))
     patch(job.Job, "sum", before=at("evaluation"))
     patch(checkpoint, "write_file", after=at("within a save"))
     patch(rendezvous.Rendezvous, "meet", after=at("rendezvous"))

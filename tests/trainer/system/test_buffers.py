@@ -50,7 +50,7 @@ def little_of_pythons_memory() -> Iterator[None]:
 def test_large_state_is_never_a_python_object(tmp_path: Path) -> None:
     run, other = new_run(), new_run()
     run.models[0](torch.ones(1, 2048)).sum().backward()
-    run.complete_step(1)
+    run.updates.complete_step(1)
     state = saved(run.full_state_dict())
     assert len(state) > 5 * FEW_BYTES
     with little_of_pythons_memory():

@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from itertools import tee
 from typing import Any
 
@@ -68,7 +68,7 @@ class Loading:
                 persistent_workers=loader.persistent_workers,
             )
 
-    @property
+    @cached_property
     def fingerprint(self) -> int:
         """63 bits of what is known of the samples without reading files: equal on all ranks."""
         known = hashlib.blake2b(repr((self.samples, self.batch_size)).encode(), digest_size=8)

@@ -8,16 +8,12 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.collectives.shard_assignment import ShardAssignment
-from ddp_trainer.exit_codes import BrokenGroupError, MovedError
+from ddp_trainer.exit_codes import BrokenGroupError, LostPeerError, MovedError
 from ddp_trainer.library.checkpoint_manager import CheckpointManager
 from ddp_trainer.library.checks.verification import Verification
 from ddp_trainer.library.progress import FINAL_WAIT_SECONDS
-from ddp_trainer.library.reform_limit import ReformLimit
 from ddp_trainer.library.script_collectives import ScriptCollectives
-from ddp_trainer.library.steps.net import Net
-from ddp_trainer.library.steps.shared_buffers import SharedBuffers
-from ddp_trainer.process_group.failures import is_lost_peer
+from ddp_trainer.library.steps.net import Exchange
 from ddp_trainer.process_group.teardown import release_last_group
 from ddp_trainer.process_group.world import GroupFormer
 from ddp_trainer.run.stop import StopSignal, Votes
@@ -71,15 +67,12 @@ class Formation:
         self._formed: AbstractContextManager[Group] | None = None
         self._group: Group | None = None
         self._votes: Votes | None = None
-        self._buffers = SharedBuffers(run.models)
-        self.nets: list[Net] = []
-        """Models that exchange gradients, in the order in which all ranks have wrapped them."""
-        self.trouble: Exception | None = None
-        """The error that broke the group, until `form` handles it."""
+        self.exchange = Exchange(run.models, snapshots)
+        """What the ranks of the present group exchange in each step."""
 
     @property
     def group(self) -> Group:
-        """The present group; unusable once there is `trouble`."""
+        """The present group; unusable once the exchange is in `trouble`."""
         assert self._group is not None, "the job is not formed"
         return self._group
 
@@ -131,97 +124,6 @@ class Formation:
         else:
             self._reform_limit.count(step=step, reason=str(broken))
 
-    def wrap(self, net: Net) -> None:
-        """Exchange the gradients of another model."""
-        self.nets.append(net)
-        net.form(self.group, self._shard_assignment)
-
-    def renew_nets(self) -> None:
-        """Exchange the gradients of the parameters that are trained now."""
-        for net in self.nets:
-            if net.is_outdated:
-                net.form(self.group, self._shard_assignment)
-
-    def note(self, error: Exception) -> None:
-        """Note that the group is broken: this rank computes alone until it would take the step."""
-        self.trouble = error
-        for net in self.nets:
-            net.leave()
-
-    def wait_for_gradients(self, *, in_turn: bool = False) -> bool:
-        """Wait for the gradients of all ranks; return whether the step can be taken.
-
-        False if the group broke. `in_turn`: the script may still use what earlier passes computed.
-
-        Raises:
-            ConfigurationError: see `Net.check_gradients`.
-        """
-        group = self.group
-        if self.trouble is None:
-            for net in self.nets:
-                net.finish()
-        if self.trouble is None:
-            for net in self.nets:
-                net.check_gradients()
-            try:
-                if self._buffers.shared and self._shares_buffers:
-                    # After the step, not before the next: all surviving ranks then have rank 0's.
-                    self._buffers.share(group, in_turn=in_turn)
-                group.gate.wait()
-                if self.snapshots is not None:
-                    self.snapshots.confirm()
-                    self.snapshots.leave_step()
-            except Exception as error:
-                self._note_lost_peer(error)
-        return self.trouble is None
-
-    def is_step_whole(self) -> bool:
-        """Return whether the step that was applied counts: its collectives, if any, are complete.
-
-        Parts of a sharded model are clipped, and some optimizers apply them, with all ranks.
-        """
-        if self.snapshots is not None:
-            try:
-                self.group.gate.wait()
-            except Exception as error:
-                self._note_lost_peer(error)
-        return self.trouble is None
-
-    def _note_lost_peer(self, error: Exception) -> None:
-        if not (is_lost_peer(error) or self.group.is_broken):
-            raise error
-        self.note(error)
-
-    def begin_probe(self) -> None:
-        """Prepare a pass in which no gradients are averaged; a collective.
-
-        All ranks then have rank 0's buffers, so that they compute the same.
-        """
-        self.end_step()
-        try:
-            self.equalise_buffers()
-        except Exception as error:
-            self._note_lost_peer(error)
-
-    def end_step(self) -> None:
-        """Average no gradients until the next batch of a step."""
-        for net in self.nets:
-            net.state.exchanges = False
-
-    def agree_on_buffers(self) -> None:
-        """Find out which buffers all ranks have now; a collective."""
-        if self.snapshots is None:
-            self._buffers.agree(self.group)
-
-    def equalise_buffers(self) -> None:
-        """Give all ranks the same buffers; a collective.
-
-        Needed before one rank's state counts for all: before a save or an evaluation. Of a sharded
-        model, each rank keeps its own.
-        """
-        if self.group.size > 1 and not self._shares_buffers and self.snapshots is None:
-            self._buffers.share(self.group)
-
     def shorten_waits(self) -> None:
         """Shorten all waits, because everything is saved."""
         self._seconds = min(self._seconds, FINAL_WAIT_SECONDS)
@@ -232,6 +134,7 @@ class Formation:
         formed, self._formed = self._formed, None
         if formed is not None:
             formed.__exit__(None, None, None)
+        self.exchange.close()
         self._group = self._votes = None  # the teardown waits for the last reference
         release_last_group().join(_TEARDOWN_SECONDS)
 
@@ -240,34 +143,24 @@ class Formation:
         with suppress(BaseException):
             self._give_up(error)
 
-    @property
-    def _shard_assignment(self) -> ShardAssignment:
-        return self.run.shard_assignment(rank=self.group.rank, size=self.group.size)
-
-    @property
-    def _shares_buffers(self) -> bool:
-        return self.group.size > 1 and any(net.shares_buffers for net in self.nets)
-
     def _form_once(self, error: Exception | None) -> None:
-        self.trouble = None
         if error is not None:
             self._give_up(error)
         formed = self._world.formed(timeout_seconds=self._seconds, told_to_stop=self._stop.told)
-        self._group = formed.__enter__()
+        self._group = group = formed.__enter__()
         self._formed = formed
-        self._script.enter(self._group)  # first: parts of a model need the group of their mesh
+        self.exchange.enter(group)
+        self._script.enter(group)  # first: parts of a model need the group of their mesh
         if self.snapshots is None:
-            had_state = self._checkpoint_manager.agree(self.run, self._group)
+            had_state = self._checkpoint_manager.agree(self.run, group)
             in_loop = self._script.place[0] in ("step", "after a step")
-            self.verification.begin(self._group, had_state=had_state, may_return=in_loop)
-            self.agree_on_buffers()
+            self.verification.begin(group, had_state=had_state, may_return=in_loop)
         else:
-            self.snapshots.agree(self._group)
+            self.snapshots.agree(group)
         self._stop.listen()  # there is a state to save from now on
-        for net in self.nets:
-            net.form(self._group, self._shard_assignment)
+        self.exchange.form(self.run.shard_assignment(rank=group.rank, size=group.size))
         self._votes = Votes(
-            self._group,
+            group,
             stop=self._stop.vote,
             save=self._checkpoint_manager.is_overdue,
             leave=self._world.current_assignment.is_outdated,
@@ -275,8 +168,7 @@ class Formation:
 
     def _release(self) -> None:
         """Release what belongs to the group, before this rank leaves it."""
-        for net in self.nets:
-            net.leave()
+        self.exchange.leave()
         if self.snapshots is not None:
             self.snapshots.leave()
         self._script.leave()
@@ -288,3 +180,35 @@ class Formation:
         if formed is not None:
             formed.__exit__(type(error), error, error.__traceback__)
         raise error
+
+
+class ReformLimit:
+    """The number of times that a group may break in a row without progress."""
+
+    def __init__(self, max_reforms: int) -> None:
+        self._max_reforms = max_reforms
+        self._step = 0
+        self._in_a_row = 0
+
+    def count(self, *, step: int, reason: str) -> None:
+        """Count a group that broke after `step` complete steps.
+
+        Raises:
+            LostPeerError: the limit is exceeded.
+        """
+        if step > self._step:
+            self._step, self._in_a_row = step, 0
+        if self._in_a_row >= self._max_reforms:
+            raise LostPeerError(
+                f"gave up after {self._in_a_row} re-forms in a row without progress: {reason} "
+                "(--max-reforms sets how many)"
+            )
+        self._in_a_row += 1
+        _logger.info(
+            "the group broke at step %d (%s): forming it again from memory, "
+            "attempt %d of at most %d without progress",
+            step,
+            reason,
+            self._in_a_row,
+            self._max_reforms,
+        )

@@ -128,7 +128,7 @@ class Job:
         """
         net = wrapped(self._session, model, ddp)
         self._steps.settle()
-        self._session.formation.wrap(net)
+        self._session.formation.exchange.wrap(net)
         return net
 
     def epochs(self, count: int, *, max_steps: int = 0) -> Iterator[int]:
@@ -283,10 +283,10 @@ class Job:
         step, steps = self._session.run.position.step, self._steps
         asked = self._answers.number_after(step)
         is_trying = steps.attempt is not None
-        return step + is_trying, self._answers.epoch, asked, int(steps.is_in_loop)
+        return step + is_trying, self._answers.epoch, asked, int(steps.duties.is_in_loop)
 
     def _expect_no_loop(self, method: str) -> None:
-        if self._steps.is_in_loop:
+        if self._steps.duties.is_in_loop:
             raise ConfigurationError(
                 f"job.{method}() was called within the loop of job.batches(), but a rank that "
                 "replaces a lost one enters that loop at its next batch: call it between epochs"

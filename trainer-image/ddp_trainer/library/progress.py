@@ -8,6 +8,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
 
 from ddp_protocol.message import utc
 from ddp_protocol.progress import CheckpointStatus
@@ -17,14 +19,11 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.library.checkpoint_manager import CheckpointManager
 from ddp_trainer.library.checks.loss_watch import LossWatch, gathered
 from ddp_trainer.run.position import Position
-from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry import tensorboard
 from ddp_trainer.telemetry.bar import ProgressBar
-from ddp_trainer.telemetry.history import FILE_NAME, History, Record
 from ddp_trainer.telemetry.publisher import Publisher
 from ddp_trainer.telemetry.status import StatusFile
 from ddp_trainer.telemetry.stragglers import Pace
-from ddp_trainer.telemetry.tensorboard import EventFiles
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import Phase, StepTimer
 
@@ -55,19 +54,23 @@ class ProgressWriter:
         self._log_every_steps = log_every_steps
         self.total_steps: int | None = None
         """Steps of the whole run, if known; the number depends on the world size."""
-        self._samples = 0
+        self.samples = 0
         """Samples that all ranks have trained on since this process started."""
+        self.steps: list[tuple[int, float, float | None]] = []
+        """Numbers of completed steps that are not published yet, when they were completed
+        (monotonic), and seconds of training up to them; `Steps` appends them."""
         self._checkpoint: Checkpoint | None = None
         self._bar: ProgressBar | None = None
         self._paused_at: float | None = None
         self._text = ""
         self._is_finite = True
         """False: the loss was NaN or infinite at the last interval."""
-        self._begun = _Mark(step=0, samples=0)
+        self._begun = _Mark(0, 0, time.monotonic())
         self._told = self._begun
 
     def lead(self, leads: bool) -> None:
         """Note whether this rank is rank 0 of the group that has formed."""
+        self.catch_up()
         if leads == (self._publisher is not None):
             return
         if leads:
@@ -91,6 +94,7 @@ class ProgressWriter:
 
     def begin(self, position: Position, *, total_steps: int | None) -> None:
         """Note that a group has formed and trains from `position`; `total_steps` None: unknown."""
+        self.catch_up()
         self.total_steps = total_steps
         self._paused_at = None
         self._begun = self._told = self._mark(position)
@@ -99,28 +103,24 @@ class ProgressWriter:
         if self._publisher is not None:
             self._publisher.begin(position.step, total_steps=total_steps)
         self._report.update(step=position.step, total_steps=self.total_steps)
-        self._tell_of_skipped(position)
+        self.skipped(position)
         self.look_for_checkpoint()
 
     def pause(self) -> None:
         """Note that the group broke or was left."""
+        self.catch_up()
         self._paused_at = time.monotonic()
         if self._publisher is not None:
             self._publisher.pause(self._paused_at)
 
-    def step(self, position: Position, *, samples: int, trained_seconds: float | None) -> None:
-        """Note a complete step, on this number of samples over all ranks.
-
-        `trained_seconds`: time that training to this step took; None: unknown.
-        """
-        self._samples += samples
-        self._report.step(position.step)
-        if position.skipped:
-            self._tell_of_skipped(position)
+    def catch_up(self) -> None:
+        """Publish the steps that were completed since the last call."""
+        steps, self.steps = self.steps, []
         if self._publisher is not None:
-            self._publisher.step(position.step, trained_seconds=trained_seconds)
-        if self._bar is not None:
-            self._bar.show(position.step, self.total_steps, self._text)
+            for step, at, trained_seconds in steps:
+                self._publisher.step(step, trained_seconds=trained_seconds, at=at)
+        if self._bar is not None and steps:
+            self._bar.show(steps[-1][0], self.total_steps, self._text)
 
     def wants_interval(self, position: Position) -> bool:
         """Return whether to exchange losses and times after this step; the same on all ranks."""
@@ -142,6 +142,7 @@ class ProgressWriter:
 
         Returns the seconds of a step that the slowest rank needs by itself; the same on all ranks.
         """
+        self.catch_up()
         steps = max(position.step - self._told.step, 1)
         own = self._timer.own_seconds() / steps
         sums, slowest, slowest_rank = group.compare(*losses, own, among=own)
@@ -185,6 +186,7 @@ class ProgressWriter:
 
     def evaluated(self, position: Position, *, accuracy: float) -> None:
         """Report the accuracy of the model at `position` on the whole test set."""
+        self.catch_up()
         self._report.update(
             step=position.step, accuracy=round(accuracy, 6), accuracy_step=position.step
         )
@@ -197,15 +199,18 @@ class ProgressWriter:
 
     def log(self, position: Position, metrics: Mapping[str, float]) -> None:
         """Publish the script's own numbers."""
+        self.catch_up()
         if self._publisher is not None:
             self._publisher.log(position.step, metrics)
 
-    def _tell_of_skipped(self, position: Position) -> None:
+    def skipped(self, position: Position) -> None:
+        """Publish the number of skipped steps, if there are any."""
         if position.skipped_in_all:
             self.log(position, {"skipped_steps": position.skipped_in_all})
 
     def finished(self) -> None:
         """Report that everything is trained and saved."""
+        self.catch_up()
         self.look_for_checkpoint()
         if self._publisher is not None:
             last = self._publisher.status()
@@ -234,6 +239,7 @@ class ProgressWriter:
 
     def close(self) -> None:
         """End the reports, because this rank trains no more."""
+        self.catch_up()
         self.look_for_checkpoint()
         if self._publisher is not None:
             self._publisher.close()
@@ -245,6 +251,7 @@ class ProgressWriter:
         found = self._checkpoint_manager.checkpoint
         if found is None or found is self._checkpoint:
             return
+        self.catch_up()
         self._checkpoint = found
         saved_at = utc(found.time.timestamp())
         checkpoint = CheckpointStatus(step=found.step, path=str(found.path), time=saved_at)
@@ -263,23 +270,22 @@ class ProgressWriter:
         return f" ETA {left}"
 
     def _mark(self, position: Position) -> _Mark:
-        return _Mark(step=position.step, samples=self._samples)
+        return _Mark(position.step, self.samples, time.monotonic())
 
 
-class _Mark:
+class _Mark(NamedTuple):
     """The progress of training at one time."""
 
-    def __init__(self, *, step: int, samples: int) -> None:
-        self.step = step
-        self.samples = samples
-        self.time = time.monotonic()
+    step: int
+    samples: int
+    time: float
 
     def rate_since(self, earlier: _Mark) -> float:
         return (self.samples - earlier.samples) / max(self.time - earlier.time, 1e-9)
 
 
 def voice_of(
-    placement: Placement, timer: StepTimer, *, event_files: bool = False
+    directory: Path | None, timer: StepTimer, *, event_files: bool = False
 ) -> Callable[[], Publisher]:
     """Return a function that creates the publisher when a process becomes rank 0.
 
@@ -287,14 +293,8 @@ def voice_of(
         ConfigurationError: on any rank, TensorBoard's `event_files` are wanted but cannot be
             written.
     """
-    directory = placement.checkpoint_dir
     if event_files:
         tensorboard.check(directory)
-
-    def voice() -> Publisher:
-        records: list[Record] = [History(directory / FILE_NAME)] if directory is not None else []
-        if directory is not None and event_files:
-            records.append(EventFiles(directory / tensorboard.FOLDER))
-        return Publisher(StatusFile.from_env(os.environ), records, timer)
-
-    return voice
+    return lambda: Publisher(
+        StatusFile.from_env(os.environ), tensorboard.records(directory, event_files), timer
+    )

@@ -57,7 +57,10 @@ class ScriptCollectives:
         for each in (self._world, *smaller):
             each.serve(self._carry_out, self._make_group)
         self._group: Group | None = None
-        self._place: Place = ("start", 0)
+        self.place: Place = ("start", 0)
+        """The place of the script; the loop over batches sets it, if it leads from step to step."""
+        self.only_steps = False
+        """True: the script has taken steps alone since the group formed, and nothing is kept."""
         self._left: set[Place] = set()
         """Places that a rank has left and that a new rank still has to pass."""
         self._results: dict[tuple[Place, str], list[Results]] = {}
@@ -69,16 +72,12 @@ class ScriptCollectives:
 
     # The place of the script.
 
-    @property
-    def place(self) -> Place:
-        """Return the place of the script."""
-        return self._place
-
     def come_to(self, kind: Kind, number: int = 0) -> None:
         """Note that the script is at another place."""
-        if self._place[0] in _PASSED_AGAIN:
-            self._left.add(self._place)
-        self._place = kind, number
+        if self.place[0] in _PASSED_AGAIN:
+            self._left.add(self.place)
+        self.place = kind, number
+        self.only_steps = False
         self._asked.clear()
         self._is_alone = False
 
@@ -89,6 +88,7 @@ class ScriptCollectives:
         self._left &= kept
         if self._results:
             self._results = {key: given for key, given in self._results.items() if key[0] in kept}
+        self.only_steps = True
 
     # The job's groups.
 
@@ -107,7 +107,8 @@ class ScriptCollectives:
         group, self._group = self._group, None
         if group is None:
             return
-        self._is_alone = self._is_alone or self._place[0] == "after a step"
+        self._is_alone = self._is_alone or self.place[0] == "after a step"
+        self.only_steps = False
         for each in (self._world, *self._smaller.values()):
             each.leave()
         if dist.is_initialized():
@@ -165,9 +166,9 @@ class ScriptCollectives:
         is_elsewhere = (
             threading.get_ident() != self._thread
         )  # such as the one that computes gradients
-        if self._place[0] == "step" or collective.is_message or is_elsewhere:
+        if self.place[0] == "step" or collective.is_message or is_elsewhere:
             return self._begin(group, collective)
-        if self._place[0] == "after a step":
+        if self.place[0] == "after a step":
             self._do_once(group, collective)
         else:
             self._do(group, collective)
@@ -206,10 +207,10 @@ class ScriptCollectives:
     def _do(self, group: ScriptGroup, collective: Collective) -> None:
         """Run a collective until it succeeds, or take its results from another rank."""
         self._settle()
-        key, number = (self._place, group.label), self._asked[group.label]
+        key, number = (self.place, group.label), self._asked[group.label]
         self._asked[group.label] += 1
         while number >= len(given := self._results.setdefault(key, [])):
-            if self._place in self._left:
+            if self.place in self._left:
                 _logger.warning(
                     "the script calls %s, which the other ranks have not called at this place: it "
                     "returns this rank's own values. Call the same collectives on all ranks and "

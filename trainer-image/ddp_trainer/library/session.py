@@ -101,7 +101,9 @@ class Session:
             ask_to_save=partial(CheckpointRequest.from_env, os.environ),
         )
         self.timer = timer_of(self.device)
-        voice = voice_of(environment.placement, self.timer, event_files=options.tensorboard)
+        voice = voice_of(
+            environment.placement.checkpoint_dir, self.timer, event_files=options.tensorboard
+        )
         self.progress = ProgressWriter(
             report,
             self.timer,

@@ -6,14 +6,13 @@ scripts change parameters in the forward pass, such as those of a momentum encod
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
 
 import torch
 from torch import Tensor, nn
 
-_children, _buffers = attrgetter("_modules"), attrgetter("_buffers")
 _layout, _version = attrgetter("shape", "dtype", "device"), attrgetter("_version")
 _SMALL_BYTES = 1 << 16
 """Copying so little costs less than checking for changes."""
@@ -25,36 +24,6 @@ Slot = tuple[nn.Module, str]
 def slots(modules: Iterable[nn.Module]) -> Iterator[Slot]:
     """Yield the places of all buffers in modules that are listed once each."""
     return ((module, name) for module in modules for name in module._buffers)
-
-
-class Modules:
-    """The modules of some models, each once, and the places of their buffers.
-
-    A walk through all modules takes longer than a small step's other work here, so it is repeated
-    only if a module has other children than before.
-    """
-
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        self._models = models
-        self.all: Collection[nn.Module] = []
-        """The modules at the last call of `places`."""
-        self._children: list[dict[str, nn.Module | None]] = []
-        """Children of each module then."""
-        self._names: list[list[str]] = []
-        """Names of each module's buffers then."""
-        self._places: Sequence[Slot] = []
-
-    def places(self) -> Sequence[Slot]:
-        """Return the places of all buffers, as they are now."""
-        # No hook on registration: torch has none for what is removed, or inserted in a ModuleList.
-        children, names = [*map(_children, self.all)], [*map(list, map(_buffers, self.all))]
-        if self.all and children == self._children and names == self._names:
-            return self._places
-        self.all = {module: None for model in self._models for module in model.modules()}
-        self._children = [dict(module._modules) for module in self.all]
-        self._names = [list(module._buffers) for module in self.all]
-        self._places = list(slots(self.all))
-        return self._places
 
 
 @dataclass(kw_only=True)

@@ -6,13 +6,13 @@ for example, is averaged in the forward pass. Such parameters must be copied bef
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from torch import Tensor, nn
 
 from ddp_trainer.exit_codes import ConfigurationError, NewProcessError
-from ddp_trainer.run.buffers import Copies, Modules, slots
+from ddp_trainer.run.buffers import Copies, Slot, slots
 from ddp_trainer.run.fingerprint import sum_of_bits
 from ddp_trainer.run.parts import Parts
 from ddp_trainer.run.updates import Updates
@@ -20,7 +20,7 @@ from ddp_trainer.run.updates import Updates
 Name = tuple[int, str]
 """Number of a model, and the name of its parameter."""
 Places = list[tuple[int, int]]
-_version = attrgetter("_version")
+_version, _children, _buffers = map(attrgetter, ("_version", "_modules", "_buffers"))
 _READ_STEPS = 3
 """Steps in which all values are read: an average may begin as what it averages."""
 
@@ -34,11 +34,16 @@ class Passes:
         self.watch = ParameterWatch(parts.models)
         self._modules = Modules(parts.models)
         self._before, self._copies = Copies(), Copies()
+        self._has_copied = False
+        """False: there was nothing to copy in any step so far."""
 
     def before(self) -> Copies:
         """Copy what passes change, so that `take_back` can undo it; valid until the next call."""
         self.watch.begin()
-        self._before.take(self._modules.places(), self.watch.changing)
+        places = self._modules.places()
+        if places or self.watch.changing or self._has_copied:
+            self._has_copied = True
+            self._before.take(places, self.watch.changing)
         return self._before
 
     def end(self, *, are_undone: bool = False) -> None:
@@ -82,6 +87,36 @@ class Passes:
     def forget_unscaling(self) -> None:
         """Forget that the script unscaled gradients: the step uses other ones."""
         self._updates.forget_unscaling()
+
+
+class Modules:
+    """The modules of some models, each once, and the places of their buffers.
+
+    A walk through all modules takes longer than a small step's other work here, so it is repeated
+    only if a module has other children than before.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._models = models
+        self.all: Collection[nn.Module] = []
+        """The modules at the last call of `places`."""
+        self._children: list[dict[str, nn.Module | None]] = []
+        """Children of each module then."""
+        self._names: list[list[str]] = []
+        """Names of each module's buffers then."""
+        self._places: Sequence[Slot] = []
+
+    def places(self) -> Sequence[Slot]:
+        """Return the places of all buffers, as they are now."""
+        # No hook on registration: torch has none for what is removed, or inserted in a ModuleList.
+        children, names = [*map(_children, self.all)], [*map(list, map(_buffers, self.all))]
+        if self.all and children == self._children and names == self._names:
+            return self._places
+        self.all = {module: None for model in self._models for module in model.modules()}
+        self._children = [dict(module._modules) for module in self.all]
+        self._names = [list(module._buffers) for module in self.all]
+        self._places = list(slots(self.all))
+        return self._places
 
 
 class ParameterWatch:

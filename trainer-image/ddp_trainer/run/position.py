@@ -45,19 +45,6 @@ class Position:
     skipped_in_all: int = 0
     """Such steps since the beginning of training."""
 
-    def advance(self, samples: int, *, epoch_length: int, is_skipped: bool = False) -> None:
-        """Count a step on `samples` samples over all ranks, padding included.
-
-        `epoch_length`: samples of the epoch; 0: unknown. `is_skipped`: the step is not applied.
-        """
-        self.step += 1
-        self.skipped = self.skipped + 1 if is_skipped else 0
-        self.skipped_in_all += is_skipped
-        self.turns = 0
-        self.samples += samples
-        if 0 < epoch_length <= self.samples:
-            self.end(epoch_length=epoch_length)
-
     def end(self, *, epoch_length: int) -> None:
         """Note that this epoch has no more steps."""
         self.samples, self.is_at_end = epoch_length, True

@@ -7,27 +7,17 @@ part of it: see `seeds`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
-from ddp_trainer.run.buffers import Copies
 from ddp_trainer.run.parts import Parts, move
 from ddp_trainer.run.passes import Passes
-from ddp_trainer.run.position import (
-    BEFORE_TRAINING,
-    Asked,
-    Bookmarks,
-    Order,
-    Position,
-    before_epoch,
-)
+from ddp_trainer.run.position import Asked, Bookmarks, Order, Position
 from ddp_trainer.run.updates import SchedulerInterval, Updates
 from ddp_trainer.settings.batch import Batch
 
@@ -78,17 +68,17 @@ class TrainState:
         that is kept. By the clock of the rank that took the steps; None: unknown, because an older
         release saved the state.
         """
-        self._stepped_at: float | None = None
-        """When the last step was completed; None: the group has completed none."""
-        self._epoch_samples: int | None = None
+        self.stepped_at: float | None = None
+        """When the last step was completed (monotonic); None: the group has completed none."""
+        self.epoch_samples: int | None = None
         """Samples of the present epoch; None: as many as in the first one."""
         self.parts = Parts(parts)
         self.models, self.optimizers = self.parts.models, self.parts.optimizers
         for name, part in self.parts.by_name.items():
             if isinstance(part, nn.Module):
                 move(part, device, name=name)
-        self._updates = Updates(self.parts, scheduler_interval=scheduler_interval)
-        self.passes = Passes(self.parts, self._updates)
+        self.updates = Updates(self, scheduler_interval=scheduler_interval)
+        self.passes = Passes(self.parts, self.updates)
 
     # State.
 
@@ -173,11 +163,11 @@ class TrainState:
 
     def begin_epoch(self, samples: int) -> None:
         """Set the number of samples in the present epoch; 0: unknown."""
-        self._epoch_samples = samples
+        self.epoch_samples = samples
 
     @property
     def _epoch_length(self) -> int:
-        return self.order.samples if self._epoch_samples is None else self._epoch_samples
+        return self.order.samples if self.epoch_samples is None else self.epoch_samples
 
     def choose_streams(self, readers: int) -> None:
         """Set the number of ranks that each read their own stream.
@@ -196,15 +186,8 @@ class TrainState:
 
     def _begin_here(self) -> None:
         """Note that neither the time of the last step nor the schedulers' counts are known."""
-        self._stepped_at = None
-        self._updates.begin()
-
-    def count_time(self) -> float:
-        """Count the time since the group's previous step; return the time, of a complete step."""
-        before, self._stepped_at = self._stepped_at, time.monotonic()
-        if before is not None and self.trained_seconds is not None:
-            self.trained_seconds += self._stepped_at - before
-        return self._stepped_at
+        self.stepped_at = None
+        self.updates.begin()
 
     # Steps.
 
@@ -224,51 +207,6 @@ class TrainState:
         """Return the buffers of all models."""
         for model in self.models:
             yield from model.buffers()
-
-    def complete_step(
-        self, samples: int, *, ends_epoch: bool = False, clip_grad_norm: float | None = None
-    ) -> None:
-        """Take a step with the averaged gradients of `samples` samples, padding included.
-
-        The gradients must be complete. Nothing here waits for another rank, so whenever a
-        collective fails, a run is at a boundary between steps.
-        """
-        self._updates.apply(
-            self.position, self.optimizers, clip_grad_norm, ends_step=True, score=self.score
-        )
-        self._advance(samples, ends_epoch=ends_epoch)
-
-    def skip_step(self, before: Copies, samples: int, *, ends_epoch: bool = False) -> None:
-        """Count a step without applying it, so that its samples do not come again.
-
-        Buffers return to `before`. Optimizers and scaler stay as they are; schedulers step, so that
-        the rates of later steps are those of their position.
-        """
-        self.passes.take_back(before)
-        self._updates.skip(self.position, score=self.score)
-        self._advance(samples, ends_epoch=ends_epoch, is_skipped=True)
-
-    def take_turn(self, optimizer: Optimizer, *, clip_grad_norm: float | None = None) -> None:
-        """Step with one of several optimizers; `complete_turns` completes the step."""
-        self._updates.apply(
-            self.position, [optimizer], clip_grad_norm, ends_step=False, score=self.score
-        )
-        self.position.turns += 1
-
-    def complete_turns(self, samples: int, *, ends_epoch: bool = False) -> None:
-        """Complete a step in which several optimizers took turns, on `samples` samples."""
-        self._updates.apply(self.position, [], None, ends_step=True)
-        self._advance(samples, ends_epoch=ends_epoch)
-
-    def _advance(self, samples: int, *, ends_epoch: bool, is_skipped: bool = False) -> None:
-        self.position.advance(samples, epoch_length=self._epoch_length, is_skipped=is_skipped)
-        if ends_epoch:
-            self.position.end(epoch_length=self._epoch_length)
-        if self.answers:
-            kept = {BEFORE_TRAINING, before_epoch(self.position.epoch)}
-            for place in self.answers.keys() - kept:
-                del self.answers[place]
-        self.score = None
 
     def end_epoch(self) -> None:
         """Note that the script has reached the end of an epoch."""

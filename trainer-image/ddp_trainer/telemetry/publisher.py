@@ -111,22 +111,28 @@ class Publisher:
         self._write_logged()
         self._close_records()
 
-    def step(self, step: int, *, trained_seconds: float | None = None) -> None:
-        """Record a completed step, and the time that training to it took; None: unknown."""
+    def step(
+        self, step: int, *, trained_seconds: float | None = None, at: float | None = None
+    ) -> None:
+        """Record a step that was completed at this time (monotonic); None: now.
+
+        `trained_seconds`: time that training to it took; None: unknown.
+        """
         now = time.monotonic()
-        seconds = now - self._step_began
+        at = now if at is None else at
+        seconds = at - self._step_began
         self._step_seconds.append(seconds)
         self._longest_step = max(self._longest_step, seconds)
-        self._step_began = now
+        self._step_began = at
         if self._logged:
             self._write_logged()
         self._step = step
-        self._last_step_at = time.time()
+        self._last_step_at = time.time() - (now - at)
         self._trained_seconds = trained_seconds
         if self._formed_at is not None:
             self._tell_start(self._formed_at)
-        if now >= self._due:
-            self._publish(now)
+        if at >= self._due:
+            self._publish(at)
 
     def interval(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.system.logs import DistinctErrors
+from ddp_trainer.telemetry.history import FILE_NAME, History, Record
 
 FOLDER = "tensorboard"
 """Folder within the checkpoint directory."""
@@ -33,6 +34,14 @@ def check(directory: Path | None) -> None:
         raise ConfigurationError(
             "--tensorboard needs tensorboard: install ddp-trainer[tensorboard] in the image"
         )
+
+
+def records(directory: Path | None, event_files: bool) -> list[Record]:
+    """Return the records of a training beside its checkpoints; without those, none."""
+    if directory is None:
+        return []
+    history = History(directory / FILE_NAME)
+    return [history, EventFiles(directory / FOLDER)] if event_files else [history]
 
 
 class EventFiles:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import mmap
 import os
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ddp_protocol.message import from_json, to_json
 from ddp_protocol.progress import CheckpointStatus, Resumption
@@ -40,6 +41,7 @@ _NUMBER = struct.Struct("<q")
 _STEP_OFFSET = _LIMIT_BYTES
 _PULSE_OFFSET = _STEP_OFFSET + _NUMBER.size
 _TIMEOUT_OFFSET = _PULSE_OFFSET + _NUMBER.size
+_SIZE_BYTES = _TIMEOUT_OFFSET + _NUMBER.size
 
 _logger = logging.getLogger(__name__)
 
@@ -112,6 +114,8 @@ class RankReport:
         self._fd = int(fd) if fd else None
         self.known = TerminationReport(rank=rank)
         """The newest report."""
+        self.step: MutableSequence[int] = [0] if self._fd is None else _shared_step(self._fd)
+        """Its only item is the newest step, which the launcher reads even if this process dies."""
 
     def update(self, **changes: Any) -> None:
         """Set fields of the report and write it."""
@@ -121,12 +125,6 @@ class RankReport:
             line = self.known.to_json().encode(errors="replace").ljust(_LIMIT_BYTES)
             with contextlib.suppress(OSError):
                 os.pwrite(self._fd, line, 0)
-
-    def step(self, step: int) -> None:
-        """Write the step, which has its own position in the file since it changes often."""
-        if self._fd is not None:
-            with contextlib.suppress(OSError):
-                os.pwrite(self._fd, _NUMBER.pack(step), _STEP_OFFSET)
 
     def start_pulse(self, interval_seconds: float, *, timeout_seconds: float) -> None:
         """Start a thread that regularly tells the launcher that this process runs.
@@ -147,6 +145,14 @@ class RankReport:
         for count in itertools.count(1):
             os.pwrite(fd, _NUMBER.pack(count), _PULSE_OFFSET)
             time.sleep(interval_seconds)
+
+
+def _shared_step(fd: int) -> MutableSequence[int]:
+    """Return the step in a report's file, in memory that is shared with the launcher."""
+    if os.fstat(fd).st_size < _SIZE_BYTES:
+        os.ftruncate(fd, _SIZE_BYTES)
+    step = memoryview(mmap.mmap(fd, _SIZE_BYTES))[_STEP_OFFSET:_PULSE_OFFSET]
+    return cast("MutableSequence[int]", step.cast("q"))
 
 
 def open_report_file() -> int:

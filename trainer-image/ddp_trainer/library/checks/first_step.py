@@ -89,7 +89,7 @@ class FirstStep:
                 "time that they are read, all is well"
             )
         self._has_passed = True
-        formation.agree_on_buffers()
+        formation.exchange.agree_on_buffers()
 
     def _data(self, loading: Loading | Stream | None) -> tuple[int, list[int]]:
         """Return what must be equal on all ranks, and what should be; samples are read once."""

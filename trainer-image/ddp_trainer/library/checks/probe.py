@@ -18,7 +18,8 @@ from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.script_collectives import ScriptCollectives
-from ddp_trainer.library.steps.attempt import Attempt
+from ddp_trainer.library.steps.attempt import NO_STEP, Attempt
+from ddp_trainer.library.steps.net import Exchange
 from ddp_trainer.run.buffers import Copies
 from ddp_trainer.run.fingerprint import sum_of_bits
 from ddp_trainer.run.seeds import kept_generators, seed_step
@@ -76,13 +77,14 @@ def probing(
     run, size = formation.run, formation.group.size
     epoch, step, samples = run.position.epoch, run.position.step, run.position.samples
     with undone(run) as before:
-        formation.begin_probe()
+        _begin(formation.exchange)
         batch = loading.whole_batch(epoch, samples, rank=rank, world_size=size)
         probe = Probe(
             before=before,
             assignment=ShardAssignment(shards=size, rank=rank, size=size),
             samples=size * loading.batch_size,
             sizes=[loading.batch_size],
+            batches=1,
             ends_epoch=False,
             given=1,
         )
@@ -92,7 +94,17 @@ def probing(
             yield probe, batch
         finally:
             script.come_to("after a step", step)
-    probe.expect_step()
+    if probe.stepped == 0 and probe.turns == 0:
+        raise RuntimeError(NO_STEP)
+
+
+def _begin(exchange: Exchange) -> None:
+    """Average no gradients, and give all ranks rank 0's buffers, so that they compute the same."""
+    exchange.end_step()
+    try:
+        exchange.equalise_buffers()
+    except Exception as error:
+        exchange.note_lost_peer(error)
 
 
 @contextmanager

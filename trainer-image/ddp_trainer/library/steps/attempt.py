@@ -1,4 +1,7 @@
-"""A step that is being tried, batch by batch."""
+"""A step that is being tried, batch by batch.
+
+The loop counts the batches that the script receives, and `Steps` the calls of `step`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from torch import Tensor
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.run.buffers import Copies
 
+NO_STEP = "the loop asked for another batch without job.step(): call it once after each batch"
+
 
 @dataclass(kw_only=True)
 class Attempt:
@@ -22,6 +27,8 @@ class Attempt:
     """Samples of the step over all ranks, padding included."""
     sizes: list[int]
     """Samples that count in each of this rank's batches."""
+    batches: int
+    """Number of this rank's batches."""
     ends_epoch: bool
     own: Sequence[int] = ()
     """Indices of this rank's samples that count."""
@@ -41,32 +48,27 @@ class Attempt:
     """Number of the group in which the step was taken; None: it was not."""
     gradients: int | None = None
     """Fingerprint of this rank's own gradients in the probe, or in the one after this step."""
-    losses_told: list[Tensor | float] = field(default_factory=list)
-    """Losses that the script has passed to `step`."""
-    batches: int = field(init=False)
-    """Number of this rank's batches."""
-    _slots: list[int] = field(default_factory=list)
+    slot: int = 0
+    """The slot of the last batch."""
+    losses: list[Tensor | float] = field(default_factory=list)
+    """Losses that the script has passed to `step`, of batches that count."""
+    slots: list[int] = field(default_factory=list)
     """The slots of their parts."""
 
-    def __post_init__(self) -> None:
-        self.batches = len(self.sizes)
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Return the slot of the last batch, and the batch's number in its part."""
-        return divmod(self._last, self._batches_a_slot) if self.batches > 1 else (0, 0)
+    def begin_batch(self) -> int:
+        """Find the slot of the last of several batches; return the batch's number in its part."""
+        self.slot, batch = divmod(self._last, self._batches_a_slot)
+        return batch
 
     @property
     def weight(self) -> float:
         """Return the last batch's share of the samples of its part."""
-        slot, _ = self.place
-        return self.sizes[self._last] / max(self._samples_of(slot), 1)
+        return self.sizes[self._last] / max(self._samples_of(self.slot), 1)
 
     @property
     def weight_of_part(self) -> float:
         """Return the size of its part in shards; 0 if the last batch is ignored."""
-        slot, _ = self.place
-        return self._weight_of(slot) if self.sizes[self._last] else 0.0
+        return self._weight_of(self.slot) if self.sizes[self._last] else 0.0
 
     @property
     def _last(self) -> int:
@@ -83,39 +85,7 @@ class Attempt:
     def _weight_of(self, slot: int) -> float:
         return self._samples_of(slot) * self.assignment.shards / self.samples
 
-    def give(self) -> int:
-        """Count a batch that the script receives; return its number, from 0."""
-        self.given += 1
-        return self.given - 1
-
-    def stepped_with(self, loss: Tensor | float | None) -> bool:
-        """Count a call of `step`; return whether it followed the last batch."""
-        self.stepped += 1
-        if loss is not None:
-            self._note(loss)
-        return self.stepped == self.batches
-
-    def expect_step(self) -> None:
-        """Check that the script has called `step` after the last batch."""
-        if self.stepped < self.given and self.turns == 0:
-            raise RuntimeError(
-                "the loop asked for another batch without job.step(): call it once after each batch"
-            )
-
-    def take_turn(self, loss: Tensor | float | None) -> int:
-        """Count a call of `step` for one of several optimizers; return its number, from 0."""
-        self.stepped = self.batches
-        self.turns += 1
-        if loss is not None:
-            self._note(loss)
-        return self.turns - 1
-
-    def _note(self, loss: Tensor | float) -> None:
-        if self.sizes[self._last]:
-            self.losses_told.append(loss.detach() if isinstance(loss, Tensor) else loss)
-            self._slots.append(self.place[0])
-
-    def losses(self) -> list[float]:
+    def losses_of_parts(self) -> list[float]:
         """Return the loss of each part times its weight, 0 for parts of other ranks.
 
         In a plain assignment, return this rank's loss alone. A part's loss is the sum of those that
@@ -129,7 +99,7 @@ class Attempt:
         return found
 
     def _loss(self, slot: int) -> float:
-        pairs = zip(self._slots, self.losses_told, strict=True)
+        pairs = zip(self.slots, self.losses, strict=True)
         told = [loss for of, loss in pairs if of == slot]
         if not told:
             return float("nan")

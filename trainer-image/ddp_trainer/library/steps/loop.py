@@ -19,7 +19,7 @@ from ddp_trainer.library.checks.ownership import check_ownership
 from ddp_trainer.library.checks.probe import check_probes, probing
 from ddp_trainer.library.session import Session
 from ddp_trainer.library.steps import fixed_batch
-from ddp_trainer.library.steps.attempt import Attempt
+from ddp_trainer.library.steps.attempt import NO_STEP, Attempt
 from ddp_trainer.library.steps.taking import Steps
 from ddp_trainer.run.parts import check_whole
 from ddp_trainer.run.seeds import seed_step
@@ -76,7 +76,7 @@ class Loop:
         session, formation = self._session, self._session.formation
         if accumulate < 1:
             raise ConfigurationError(f"batches() got accumulate={accumulate}: make it 1 or more")
-        if accumulate > 1 and any(net.has_static_graph for net in formation.nets):
+        if accumulate > 1 and any(net.has_static_graph for net in formation.exchange.nets):
             raise ConfigurationError(
                 "a static graph cannot accumulate batches, because DistributedDataParallel must "
                 "exchange the gradients of the first one: remove --static-graph (static_graph=True "
@@ -85,10 +85,10 @@ class Loop:
         if formation.snapshots is None:
             check_whole(*session.run.models)
         self._steps.settle()  # after a loop that `break` ended
-        formation.renew_nets()
+        formation.exchange.renew()
         # Passes of a sharded model exchange its parameters, so they are checked in `join`.
         if formation.snapshots is None or not session.run.optimizers:
-            check_ownership(session.run.parts, [net.module for net in formation.nets])
+            check_ownership(session.run.parts, [net.module for net in formation.exchange.nets])
         loading = self._use(loader, accumulate)
         position = session.run.position
         if position.is_at_end and self._has_ended:
@@ -105,7 +105,7 @@ class Loop:
         epoch = position.epoch
         session.run.begin_epoch(loading.length_of(epoch))
         self._steps.duties.ask_again()
-        self._steps.is_in_loop = True
+        self._steps.duties.is_in_loop = True
         try:
             while (
                 position.epoch == epoch
@@ -118,7 +118,7 @@ class Loop:
                 if after == before:  # too few for a whole batch
                     position.end(epoch_length=loading.length_of(epoch))
         finally:
-            self._steps.is_in_loop = False
+            self._steps.duties.is_in_loop = False
             self._has_ended = position.is_at_end
             session.script.come_to("after an epoch", epoch)
 
@@ -140,9 +140,10 @@ class Loop:
                     batch = rest.batch(share, attempt.given)
                     self._prepare_for_batch(attempt)
                     yield batch
-                    attempt.expect_step()
                     if attempt.turns > 0:
                         steps.end_turns(attempt)
+                    elif attempt.stepped < attempt.given:
+                        raise RuntimeError(NO_STEP)
                     if attempt.taken_in is not None:
                         if session.options.verify_gradients:
                             yield from self._probe(loading, attempt)
@@ -156,18 +157,24 @@ class Loop:
 
     def _prepare_for_batch(self, attempt: Attempt) -> None:
         session = self._session
-        number, step = attempt.give(), session.run.position.step
-        session.script.come_to("step", step)
-        slot, batch = attempt.place if attempt.batches > 1 else (0, 0)
-        if slot > 0 and batch == 0:
-            self._begin_another_part(attempt)
-        is_last = number == attempt.batches - 1
+        step, script = session.run.position.step, session.script
+        is_first, batch = attempt.given == 0, 0
+        attempt.given += 1
+        if script.only_steps:
+            script.place = "step", step
+        else:
+            script.come_to("step", step)
+        if attempt.batches > 1:
+            batch = attempt.begin_batch()
+            if attempt.slot > 0 and batch == 0:
+                self._begin_another_part(attempt)
+        is_last = attempt.given == attempt.batches
         is_plain = attempt.assignment.is_plain
         weight = 1.0 if is_plain else attempt.weight_of_part
-        for net in session.formation.nets:
-            net.begin_batch(slot, weight=weight, is_first=number == 0, is_last=is_last)
+        for net in session.formation.exchange.nets:
+            net.begin_batch(attempt.slot, weight=weight, is_first=is_first, is_last=is_last)
         purpose = "model" if batch == 0 else f"model/{batch}"
-        part = session.rank if is_plain else attempt.assignment.part(slot)
+        part = session.rank if is_plain else attempt.assignment.part(attempt.slot)
         seed_step(session.options.seed, rank=part, step=step, purpose=purpose)
         session.timer.note(Phase.DATA)
 
@@ -205,11 +212,11 @@ class Loop:
             finally:
                 steps.attempt = None
         taken.gradients = probe.gradients
-        if formation.trouble is not None:
+        if formation.exchange.trouble is not None:
             steps.taken = None
-            session.form(formation.trouble)
+            session.form(formation.exchange.trouble)
         elif steps.taken is None:
-            session.or_form(lambda: steps.verify(taken))
+            session.or_form(lambda: steps.duties.verify(taken))
 
     def _rank_to_probe(self, taken: Attempt) -> int | None:
         """Return the rank whose batch all ranks compute after a step; None: no probe is due."""
@@ -220,7 +227,7 @@ class Loop:
         formation.votes.read()
         return formation.verification.rank_to_probe(
             formation.group,
-            is_needed=steps.saves() or formation.votes.stop or steps.is_at_end(taken),
+            is_needed=steps.duties.saves() or formation.votes.stop or steps.duties.is_at_end(taken),
         )
 
     def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading | Stream:
@@ -238,7 +245,7 @@ class Loop:
                 loading = Loading(loader, seed=seed)
                 session.run.choose_samples(loading.samples)
             length.choose(loader, loading, accumulate)
-            self._steps.first_step.is_due = True
+            self._steps.duties.first_step.is_due = True
             session.tell_progress()
         assert length.loading is not None
         return length.loading

@@ -1,11 +1,13 @@
-"""The module that a script calls instead of its model: a DDP wrapper, renewed for each group."""
+"""The modules that a script calls instead of its models, and what ranks exchange in each step.
+
+A `Net` is a DDP wrapper, renewed for each group. `Exchange` has all of them, with rank 0's buffers.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
@@ -14,13 +16,16 @@ from ddp_trainer.collectives.fixed_buckets import FixedBuckets
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.collectives.shard_gradients import ShardGradients
-from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.library.checks.gradients import expect_none, incomplete, trained, unused
+from ddp_trainer.library.steps.shared_buffers import SharedBuffers
 from ddp_trainer.process_group.failures import is_lost_peer
 from ddp_trainer.settings.training import DDPOptions
 
+if TYPE_CHECKING:
+    from ddp_trainer.library.sharded.snapshots import Snapshots
+
 _MIB = 1 << 20
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
 class _State:
@@ -72,7 +77,7 @@ class Net(nn.Module):
         """Train with the ranks of a new group."""
         self.leave()
         self._group, self._is_laid_out, self.state.exchanges = group, False, False
-        self._formed_for = [parameter for _, parameter in self._trained()]
+        self._formed_for = [parameter for _, parameter in trained(self.module)]
         if not assignment.is_plain:
             options = self._options
             self._shards = ShardGradients(
@@ -91,7 +96,9 @@ class Net(nn.Module):
     @property
     def is_outdated(self) -> bool:
         """Return whether other parameters are trained now than when it joined its group."""
-        return [id(each) for _, each in self._trained()] != [id(each) for each in self._formed_for]
+        return [id(each) for _, each in trained(self.module)] != [
+            id(each) for each in self._formed_for
+        ]
 
     def leave(self) -> None:
         """Release a group that broke or that all ranks leave."""
@@ -129,44 +136,19 @@ class Net(nn.Module):
         """
         has_averaged, self.state.has_averaged = self.state.has_averaged, False
         if self._shards is not None:
-            if self._shards.left_out:
-                raise self._incomplete(self._shards.left_out)
+            if self._shards.left_out and self._group is not None:
+                raise incomplete(self._shards.left_out, rank=self._group.rank)
             return
         try:
             for wrapped in self._wrapped:
                 wrapped._check_reducer_finalized()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            indices = _UNUSED_INDICES.search(str(error))
-            if indices is None or self._group is None:
+            names = unused(self.module, error)
+            if names is None or self._group is None:
                 raise
-            names = [name for name, _ in self._trained()]
-            last = len(names) - 1  # FixedBuckets has the last parameter first
-            unused = sorted(last - int(index) for index in indices[1].split())
-            raise self._incomplete([names[number] for number in unused]) from error
+            raise incomplete(names, rank=self._group.rank) from error
         if self._wrapped and not has_averaged:
-            self._expect_no_gradients()
-
-    def _expect_no_gradients(self) -> None:
-        for name, parameter in self._trained():
-            gradient = parameter.grad
-            # An optimizer may clear gradients by zeros.
-            if gradient is not None and (gradient.is_sparse or gradient.any()):
-                raise ConfigurationError(
-                    f"{name} has a gradient that was not averaged over the ranks: the loop calls "
-                    "the model itself. Call what job.wrap() returned, as in net = job.wrap(model)"
-                )
-
-    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        named = self.module.named_parameters()
-        return ((name, parameter) for name, parameter in named if parameter.requires_grad)
-
-    def _incomplete(self, names: Sequence[str]) -> ConfigurationError:
-        assert self._group is not None
-        return ConfigurationError(
-            f"the loss of rank {self._group.rank} does not depend on {', '.join(names)}: set "
-            "--find-unused-parameters (find_unused_parameters=True in your own script), or freeze "
-            "them, or remove them from the model"
-        )
+            expect_none(self.module)
 
     def _note(self, error: Exception) -> None:
         assert self._group is not None
@@ -199,3 +181,119 @@ class Net(nn.Module):
                 return self.module(*inputs, **named)
             self._is_laid_out = True
         return wrapped(*inputs, **named)
+
+
+class Exchange:
+    """What the ranks of a group exchange in each step: gradients, and rank 0's buffers."""
+
+    def __init__(self, models: Sequence[nn.Module], snapshots: Snapshots | None) -> None:
+        """`snapshots`: of this rank's part, if the models are sharded."""
+        self._snapshots = snapshots
+        self._buffers = SharedBuffers(models)
+        self._group: Group
+        self._assignment: ShardAssignment
+        self.nets: list[Net] = []
+        """The wrapped models, in the order in which all ranks have wrapped them."""
+        self.trouble: Exception | None = None
+        """The error that broke the group, until another one forms."""
+
+    def enter(self, group: Group) -> None:
+        """Exchange nothing with the ranks of a new group until `form`."""
+        self._group, self.trouble = group, None
+
+    def form(self, assignment: ShardAssignment) -> None:
+        """Exchange with the ranks of the group, which have the same state by now; a collective."""
+        self._assignment = assignment
+        self.agree_on_buffers()
+        for net in self.nets:
+            net.form(self._group, assignment)
+
+    def wrap(self, net: Net) -> None:
+        """Exchange the gradients of another model."""
+        self.nets.append(net)
+        net.form(self._group, self._assignment)
+
+    def renew(self) -> None:
+        """Exchange the gradients of the parameters that are trained now."""
+        for net in self.nets:
+            if net.is_outdated:
+                net.form(self._group, self._assignment)
+
+    def leave(self) -> None:
+        """Average no more gradients in the group."""
+        for net in self.nets:
+            net.leave()
+
+    def close(self) -> None:
+        """Release the group, which has no successor."""
+        self.leave()
+        del self._group
+
+    def note(self, error: Exception) -> None:
+        """Note that the group is broken: this rank computes alone until it would take the step."""
+        self.trouble = error
+        self.leave()
+
+    def note_lost_peer(self, error: Exception) -> None:
+        """Note that the group is broken, if the error means that; raise it otherwise."""
+        if not (is_lost_peer(error) or self._group.is_broken):
+            raise error
+        self.note(error)
+
+    def wait_for_gradients(self, *, in_turn: bool = False) -> bool:
+        """Wait for the gradients of all ranks; return whether the step can be taken.
+
+        False if the group broke. `in_turn`: the script may still use what earlier passes computed.
+
+        Raises:
+            ConfigurationError: see `Net.check_gradients`.
+        """
+        if self.trouble is None:
+            for net in self.nets:
+                net.finish()
+        if self.trouble is None:
+            for net in self.nets:
+                net.check_gradients()
+            try:
+                if self._buffers.shared and self._shares_buffers:
+                    # After the step, not before the next: all surviving ranks then have rank 0's.
+                    self._buffers.share(self._group, in_turn=in_turn)
+                self._group.gate.wait()
+                if self._snapshots is not None:
+                    self._snapshots.confirm()
+                    self._snapshots.leave_step()
+            except Exception as error:
+                self.note_lost_peer(error)
+        return self.trouble is None
+
+    def is_step_whole(self) -> bool:
+        """Return whether the step counts: some optimizers apply parts of models with all ranks."""
+        if self._snapshots is not None:
+            try:
+                self._group.gate.wait()
+            except Exception as error:
+                self.note_lost_peer(error)
+        return self.trouble is None
+
+    def end_step(self) -> None:
+        """Average no gradients until the next batch of a step."""
+        for net in self.nets:
+            net.state.exchanges = False
+
+    def agree_on_buffers(self) -> None:
+        """Find out which buffers all ranks have now; a collective."""
+        if self._snapshots is None:
+            self._buffers.agree(self._group)
+
+    def equalise_buffers(self) -> None:
+        """Give all ranks the same buffers; a collective.
+
+        Needed before one rank's state counts for all: before a save or an evaluation. Of a sharded
+        model, each rank keeps its own.
+        """
+        if self._group.size > 1 and not self._shares_buffers and self._snapshots is None:
+            self._buffers.share(self._group)
+
+    @property
+    def _shares_buffers(self) -> bool:
+        return self._group.size > 1 and any(net.shares_buffers for net in self.nets)

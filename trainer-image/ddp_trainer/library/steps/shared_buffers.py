@@ -58,9 +58,16 @@ class SharedBuffers:
         `in_turn`: backward passes may still need the old tensors. If the group breaks, none
         changes.
         """
-        present = [each.present() for each in self.shared]
+        present = [  # most buffers are the same tensors in all steps
+            each.tensor
+            if each.place[0]._buffers.get(each.place[1]) is each.tensor
+            else each.present()
+            for each in self.shared
+        ]
         values = [tensor.clone() for tensor in present] if in_turn else present
         group.broadcast_tensors(*values)
+        if not in_turn:
+            return
         for each, old, value in zip(self.shared, present, values, strict=True):
             module, name = each.place
             if module._buffers.get(name) is old:

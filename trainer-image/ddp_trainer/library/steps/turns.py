@@ -28,11 +28,12 @@ def take_turn(
     """
     run, formation = session.run, session.formation
     _check_turn(session, optimizer)
-    turn = attempt.take_turn(loss)
+    turn, attempt.stepped = attempt.turns, attempt.batches
+    attempt.turns += 1
     if isinstance(attempt, Probe):
         attempt.end_pass(run, session.timer, loss, in_turn=True)
         return False
-    have_come = formation.wait_for_gradients(in_turn=True)
+    have_come = formation.exchange.wait_for_gradients(in_turn=True)
     session.timer.note(Phase.COMMUNICATION)
     is_due = turn >= run.position.turns  # otherwise it was taken before the group broke
     run.passes.end(are_undone=not (have_come and is_due))
@@ -40,7 +41,7 @@ def take_turn(
         run.passes.take_back(attempt.before, in_turn=True)
         return False
     first_step.begin(run, formation)
-    run.take_turn(optimizer, clip_grad_norm=clip_grad_norm)
+    run.updates.take_turn(optimizer, clip_grad_norm=clip_grad_norm)
     attempt.before = run.passes.before()
     return True
 

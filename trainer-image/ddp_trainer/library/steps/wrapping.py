@@ -29,7 +29,7 @@ WRAP_OPTIONS = (
 def wrapped(session: Session, model: nn.Module, ddp: Mapping[str, Any]) -> Net:
     """Return a wrapper that has joined no group yet; see `Job.wrap`."""
     formation = session.formation
-    if isinstance(model, Net) or any(net.module is model for net in formation.nets):
+    if isinstance(model, Net) or any(net.module is model for net in formation.exchange.nets):
         raise ConfigurationError("wrap() got a model that is wrapped already: wrap it once")
     if not any(model is known for known in session.run.models):
         raise ConfigurationError(
@@ -46,7 +46,7 @@ def wrapped(session: Session, model: nn.Module, ddp: Mapping[str, Any]) -> Net:
     return Net(
         model,
         options,
-        on_trouble=formation.note,
+        on_trouble=formation.exchange.note,
         before_waiting=session.timer.lap_before_waiting,
     )
 
