@@ -4,6 +4,7 @@ Pods end slowly here, as in a cluster, and Kubernetes' garbage collector deletes
 owns at once.
 """
 
+import asyncio
 import random
 from collections.abc import Callable
 from copy import deepcopy
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED, LABEL_JOB_UID
 from ddp_operator.engine.background.compute_domains import ComputeDomains
+from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.job.pods import prerequisites
@@ -28,6 +30,7 @@ from ddp_operator.ports import (
 
 from tests.unit.engine.fakes import ENDING, SETTINGS, FakeCluster
 from tests.unit.engine.test_reconciler import CRASHED, KEY, NOW, READY, job
+from tests.waiting import eventually
 
 SPEC: dict[str, Any] = {
     "accelerator": {"type": "nvidia-gb200", "count": 4, "network": "auto"},
@@ -89,7 +92,7 @@ class SlowCluster(FakeCluster):
         )
 
     def remove(self, kind: str, key: Key) -> None:
-        """Delete an object, for whom ever."""
+        """Delete an object on behalf of anybody."""
         gone = self.applied[kind].pop(key)
         if kind == "ComputeDomain" and (pods := self.holders(gone)):
             raise LostDomainError(pods)
@@ -367,3 +370,14 @@ async def test_domain_stays_while_the_api_server_does_not_answer(
     world.cluster.refuse.clear()
     await world.domains.delete()
     assert KEY not in world.cluster.domains
+
+
+async def test_engine_deletes_domains_once_it_starts() -> None:
+    world = await deleted_job()
+    world.cluster.end_pods()
+    engine = Engine(world.cluster, settings=SETTINGS)
+    await asyncio.sleep(0)
+    assert KEY in world.cluster.domains, "a standby deletes nothing"
+    engine.start()
+    await eventually(lambda: KEY not in world.cluster.domains)
+    await engine.stop()

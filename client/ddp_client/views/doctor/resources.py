@@ -76,10 +76,9 @@ def nvlink_domains(facts: Facts) -> Iterator[Finding]:
     """Check that the cluster serves ComputeDomains if it has machines that share NVLink."""
     subject = "NVLink domains"
     nodes = () if isinstance(facts.nodes, Unknown) else facts.nodes
-    labels = (
-        (nested(node, "metadata", "labels") or {}).get(GKE_ACCELERATOR_LABEL) for node in nodes
-    )
-    types = sorted({label for label in labels if label in GPUS and GPUS[label].domain_nodes})
+    labels = [nested(node, "metadata", "labels") or {} for node in nodes]
+    existing = [each.get(GKE_ACCELERATOR_LABEL) for each in labels]
+    types = [name for name, gpu in GPUS.items() if gpu.domain_nodes and name in existing]
     if not types:
         return
     if isinstance(facts.domains, Unknown):
