@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from ddp_protocol.message import InvalidMessageError
@@ -21,11 +21,8 @@ from ddp_operator.engine.open_files import own_share
 from ddp_operator.engine.tokens.access import Access
 from ddp_operator.engine.trainers.known_launchers import KnownLaunchers
 from ddp_operator.engine.trainers.launcher_pods import (
-    leader,
     may_listen,
     pollable,
-    seconds_to_lead,
-    speakers,
 )
 from ddp_operator.engine.trainers.slots import FairSlots
 from ddp_operator.engine.trainers.trainers import Trainers
@@ -56,9 +53,6 @@ connection."""
 _LEAST_SECONDS: Final = 0.2
 """Shortest time between two polls: the server in a pod is foreign code and may answer without
 news."""
-_SILENCE: Final = timedelta(seconds=15)
-"""How long all launchers of a job must be silent before the operator suspects its own network. It
-is known before a single pod counts as lost."""
 _JITTER: Final = 0.2
 """Each pause is up to this fraction longer, so that jobs that start together drift apart."""
 
@@ -104,20 +98,7 @@ class Launchers:
         known = self._known.get(job.key)
         if known is None or known.uid != job.uid:  # an earlier job of the same name
             return NO_LAUNCHERS
-        # The status of another pod does not count: it may have another image, or be of another
-        # attempt.
-        status = known.status if known.leader in speakers(job) else None
-        present = world_of(job).generation
-        refused = known.refused.values()
-        return LauncherStates(
-            told=known.told,
-            unreached_since=known.unreached_since,
-            silent_since=known.silent_since if known.is_silent else None,
-            failures=known.status.failures if known.status else (),
-            scope=status.scope if status else "",
-            leader=status,
-            ahead=max((knows for told, knows in refused if told == present), default=0),
-        )
+        return known.states(job)
 
     def assign(self, job: DDPJob, assignments: Iterable[Assignment]) -> None:
         """Start to send these assignments, except those already under way."""
@@ -173,20 +154,7 @@ class Launchers:
             self._forget(key)
             return None
         known, pods = self._of(job), self._cluster.pods_of(key)
-        known.lead_seconds = seconds_to_lead(job)
-        if known.spec_hash != job.spec_hash:
-            known.spec_hash, known.has_answered = job.spec_hash, False
-        known.has_answered |= bool(job.status.bookkeeping.launcher)  # to an earlier operator
-        known.forget_gone(pods)
-        speaker = leader(job, pods)
-        name, address = (speaker.key.name, speaker.address) if speaker else ("", "")
-        if (name, address) != (known.leader, known.address):
-            known.stop_polling()
-            known.leader, known.address, known.status, known.silent = name, address, None, 0
-            if not known.is_silent:
-                known.silent_since = None  # its launcher may not listen yet
-            if speaker is not None:
-                known.token_key = speaker.token_key
+        known.update(job, pods)
         return known
 
     def _forget(self, key: Key) -> None:
@@ -222,21 +190,8 @@ class Launchers:
             self._heard_nothing(key, known, assignment.pod)
         else:
             self._heard(key, known)
-        answer, generation = said or WorldAnswer(0), assignment.group.generation
-        refused = (generation, answer.generation)
-        if answer.led and known.refused.get(assignment.pod) != refused:
-            known.refused[assignment.pod] = refused
+        if known.note(assignment, said or WorldAnswer(0), sent_at):
             self._on_news(key)
-        if answer.generation < generation or answer.led or not answer.ended:
-            # Keep the earlier time, but never a future one: clocks are set back.
-            since = known.unreached_since.get(assignment.pod, sent_at)
-            known.unreached_since[assignment.pod] = min(since, sent_at)
-            return  # the plan retries
-        known.unreached_since.pop(assignment.pod, None)
-        known.refused.pop(assignment.pod, None)
-        told = (generation, assignment.group.start)
-        known.told[assignment.pod] = max(told, known.told.get(assignment.pod, told))
-        self._on_news(key)
 
     async def _poll_forever(self, key: Key, known: KnownLaunchers) -> None:
         """Poll the launcher of node rank 0, which collects the reports of the others."""
@@ -284,21 +239,14 @@ class Launchers:
 
     def _heard(self, key: Key, known: KnownLaunchers) -> None:
         """Note that a launcher has answered: the way to the pods is open."""
-        known.has_answered, known.silent_since = True, None
-        if known.is_silent:
-            known.is_silent = False
-            # The others have had no way to answer, so their time begins now.
-            known.unreached_since = dict.fromkeys(known.unreached_since, self._clock())
+        if known.heard(self._clock()):
             self._on_news(key)
 
     def _heard_nothing(self, key: Key, known: KnownLaunchers, name: str) -> None:
         """Note that a pod's launcher has not answered, and ask another one, which shows whether
         only that pod is silent.
         """
-        now = self._clock()
-        since = known.silent_since = min(known.silent_since or now, now)
-        if now - since >= _SILENCE and not known.is_silent:
-            known.is_silent = True
+        if known.heard_nothing(self._clock()):
             self._on_news(key)
         time = asyncio.get_running_loop().time()
         if time < known.next_witness_at:
