@@ -107,7 +107,7 @@ def serve_status(
         return False
     server.world, server.memory = world, memory
     serve = partial(server.serve_forever, poll_interval=_POLL_SECONDS)
-    threading.Thread(target=serve, name="status", daemon=True).start()
+    threading.Thread(target=serve, name="launcher: serves the status", daemon=True).start()
     return True
 
 

@@ -142,7 +142,7 @@ class Leader:
 
     def start(self) -> None:
         """Start the thread, which leads whenever it is needed."""
-        threading.Thread(target=self._run, name="leader", daemon=True).start()
+        threading.Thread(target=self._run, name="launcher: leads restarts", daemon=True).start()
 
     def _run(self) -> None:
         while True:
@@ -213,7 +213,7 @@ class Leader:
             True: all have accepted. False: there is another assignment, or one of them refused.
         """
         left = dict(others)
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="leader") as pool:
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="launcher: asks other pods") as pool:
             while left:
                 if self._world.assignment is not known:
                     return False

@@ -26,7 +26,7 @@ _TORCH_BINDINGS = "torch._C._distributed_c10d"
 _TORCH_GROUPS = "torch.distributed.distributed_c10d"
 _RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """Functions of torch that return the records of its flight recorder: of NCCL, of other backends."""
-_TRACES_THREAD = "ddp-traces"
+_TRACES_THREAD = "ddp: shows the last collectives"
 _EXIT_SECONDS = 2.0
 _GLOO_THREAD = "pt_gloo"
 """Name of the threads in which torch's gloo runs collectives."""
