@@ -134,7 +134,9 @@ class Output:
         """By file descriptor; used only by the thread."""
         self._requests: deque[Callable[[], None]] = deque()
         self._poll, self._poll_wake = select.poll(), select.poll()
-        self._thread = threading.Thread(target=self._forward, name="launcher: forwards output", daemon=True)
+        self._thread = threading.Thread(
+            target=self._forward, name="launcher: forwards output", daemon=True
+        )
         self._ends = False
 
     @classmethod

@@ -135,7 +135,9 @@ class Delivery:
         self._given_up = False
         self.refusal = ""
         """Why it was refused; empty: it was accepted, or has no answer yet."""
-        threading.Thread(target=self._carry, name="launcher: reports a failure", daemon=True).start()
+        threading.Thread(
+            target=self._carry, name="launcher: reports a failure", daemon=True
+        ).start()
 
     def give_up(self) -> None:
         """Stop retrying."""

@@ -12,8 +12,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 _UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
-def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters that are trained now, with their names."""
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, each) for name, each in model.named_parameters() if each.requires_grad)
 
 
@@ -22,7 +21,7 @@ def unused(model: nn.Module, error: RuntimeError) -> list[str] | None:
     indices = _UNUSED_INDICES.search(str(error))
     if indices is None:
         return None
-    names = [name for name, _ in trained(model)]
+    names = [name for name, _ in _trained(model)]
     last = len(names) - 1  # FixedBuckets has the last parameter first
     return [names[number] for number in sorted(last - int(each) for each in indices[1].split())]
 
@@ -42,7 +41,7 @@ def expect_none(model: nn.Module) -> None:
     Raises:
         ConfigurationError: a parameter has one that is not zero.
     """
-    for name, parameter in trained(model):
+    for name, parameter in _trained(model):
         gradient = parameter.grad
         # An optimizer may clear gradients by zeros.
         if gradient is not None and (gradient.is_sparse or gradient.any()):

@@ -16,7 +16,7 @@ from ddp_trainer.collectives.fixed_buckets import FixedBuckets
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.collectives.shard_gradients import ShardGradients
-from ddp_trainer.library.checks.gradients import expect_none, incomplete, trained, unused
+from ddp_trainer.library.checks.gradients import expect_none, incomplete, unused
 from ddp_trainer.library.steps.shared_buffers import SharedBuffers
 from ddp_trainer.process_group.failures import is_lost_peer
 from ddp_trainer.settings.training import DDPOptions
@@ -76,12 +76,13 @@ class Net(nn.Module):
     def form(self, group: Group, assignment: ShardAssignment) -> None:
         """Train with the ranks of a new group."""
         self.leave()
+        model = self.module
         self._group, self._is_laid_out, self.state.exchanges = group, False, False
-        self._formed_for = [parameter for _, parameter in trained(self.module)]
+        self._formed_for = [each for each in model.parameters() if each.requires_grad]
         if not assignment.is_plain:
             options = self._options
             self._shards = ShardGradients(
-                self.module,
+                model,
                 group,
                 assignment,
                 piece_bytes=int(options.bucket_cap_mb * _MIB),
@@ -91,14 +92,13 @@ class Net(nn.Module):
             )
             return
         note_average = partial(setattr, self.state, "has_averaged", True)
-        self._wrapped = [group.wrap(self.module, self._options, when_averaging=note_average)]
+        self._wrapped = [group.wrap(model, self._options, when_averaging=note_average)]
 
     @property
     def is_outdated(self) -> bool:
         """Return whether other parameters are trained now than when it joined its group."""
-        return [id(each) for _, each in trained(self.module)] != [
-            id(each) for each in self._formed_for
-        ]
+        now = [each for each in self.module.parameters() if each.requires_grad]
+        return [*map(id, now)] != [*map(id, self._formed_for)]
 
     def leave(self) -> None:
         """Release a group that broke or that all ranks leave."""
