@@ -2,12 +2,13 @@
 
 `ddp run`, `ddp convert` and the rules all use this module. A launcher that the words do not show,
 such as one in a script of the image, is not found. Nor is one beyond the first 8 KiB of shell
-lines, which is where the search ends.
+lines or the first 2000 commands of one, which is where the search ends.
 """
 
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from ddp_operator.api.values.limits import MAX_SEARCHED, linear
@@ -64,6 +65,8 @@ _BRANCHES: Final = linear(r"\|\||<<|=[\"'][^\"']*\s")
 """Other signs of that: alternatives, files within a line, and variables that hold commands."""
 _LEAST_LINE: Final = 1024
 """How much of MAX_SEARCHED each line takes at least, so that 8 may be nested."""
+_MOST_COMMANDS: Final = 2000
+"""How many commands of a line are read; more than people write."""
 _MAX_NESTED: Final = 2
 """How deep commands in variables may be nested."""
 
@@ -233,7 +236,7 @@ def _in_shell(words: tuple[str, ...], shell: int, room: int) -> Started:
         return Started(words, program, begin=at + 1) if program in LAUNCHERS else Started(words)
     line, name, arguments = words[at], words[at + 1 : at + 2], words[at + 2 :]
     rest = room - max(len(line), _LEAST_LINE)
-    commands = tuple(_commands(line, room))
+    commands = tuple(islice(_commands(line, room), _MOST_COMMANDS))
     kept = [word for word in words[:shell] if _assigned(word)]
     found = []
     for command in commands:
@@ -249,6 +252,7 @@ def _in_shell(words: tuple[str, ...], shell: int, room: int) -> Started:
     best = next((one for one in found if one.python is not None), Started(words))
     best = launchers[0] if launchers else best
     is_plain = len(line) <= room and not _BRANCHES.search(line)
+    is_plain = is_plain and len(commands) < _MOST_COMMANDS
     is_plain = is_plain and len(launchers) <= 1 and _CONTROL.isdisjoint(c[0] for c in commands)
     uses_words = "$" in line or any(command[0] in (".", "source") for command in commands)
     return replace(
