@@ -14,8 +14,8 @@ OPERATOR = Path(ddp_operator.__file__).parent
 _REASON = re.compile(r"[A-Z]+[a-z]+[A-Za-z]*")
 OTHERS = """
 Admitted All Always Application Authorization Auto CannotStart Changing ChildFailedError Chosen
-ClusterFirst ClusterFirstWithHostNet Configuration DeletionByTaintManager Directory
-DirectoryOrCreate Disruption DisruptionTarget Dropped Equal ExactCount Exists FailJob Failed
+ClusterFirst ClusterFirstWithHostNet ComputeDomain ComputeDomains Configuration
+DeletionByTaintManager Directory DirectoryOrCreate Disruption DisruptionTarget Dropped Equal ExactCount Exists FailJob Failed
 FallbackToLogsOnError False Finished Gang Gone IfNotPresent Ignore InPlace Infrastructure Ingress
 Initializing Job KeyT Leaving Lost Memory Metrics NetworkPolicy Never NoExecute NoMatchingWorkload
 NoReservation NoSchedule NodeFailures None NotAdmitted NotIn NotStarted Opaque Other OutOf OwnerT
