@@ -208,4 +208,4 @@ def test_fifty_edits_of_a_job_cost_it_no_pod_and_no_quota(
     assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 0)
     assert status.world is not None
     assert status.world.generation == EDITS
-    assert len(test_code.stored_code(job)) == 2
+    assert len(test_code.stored_code(job)) == 3

@@ -114,8 +114,8 @@ async def create_config_maps(
 
 
 async def unused_code(cluster: Cluster, job: Manifest) -> list[str]:
-    """Return the ConfigMaps with code that no pod of a job needs, nor the code that its annotation
-    names. Without the right to list them, none is known.
+    """Return the ConfigMaps with code that neither a job nor its pods' volumes name. Without the
+    right to list them, none is known.
 
     Some of them another command may just have created. It reads the job before that, and
     `request_code` refuses its code if the job's has changed since. So they can be deleted as soon
@@ -134,7 +134,8 @@ async def unused_code(cluster: Cluster, job: Manifest) -> list[str]:
     except ClusterError:
         return []
     async for pod in cluster.stored_pods(key):
-        if (pod.get("status") or {}).get("phase") in (None, "Pending"):
+        # The kubelet reads them again and again, also after new code was sent to the pod.
+        if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
             needed.update(_mounted(pod))
     names = (one["metadata"]["name"] for one in stored)
     return [n for n in names if n.startswith(f"{key.name}-code-") and n not in needed]

@@ -131,13 +131,11 @@ async def test_only_code_that_a_pod_may_still_need_stays(
     job["metadata"]["annotations"] = {"ddp-operator.io/code": OTHER}
     server.create("ddpjobs", job)
     used, asked = code_map(server, str(OLD.code)), code_map(server, OTHER)
-    starting = code_map(server, "dddddddddddd-0000/1")
-    running = code_map(server, "cccccccccccc-0000/1")
+    mounted, ended = code_map(server, "dddddddddddd-0000/1"), code_map(server, f"{'c' * 12}-0000/1")
     unused = code_map(server, "bbbbbbbbbbbb-0000/1")
     scripts = config_map(server, f"{NAME}-scripts-1")
     pods()
-    sources = {"Pending": starting, "Running": running}
-    for index, (phase, name) in enumerate(sources.items()):
+    for index, (phase, name) in enumerate({"Running": mounted, "Failed": ended}.items()):
         volume = Code("x", 0).volume(NAME)
         volume["projected"]["sources"] = [{"configMap": {"name": name}}]
         stored = server.objects["pods", "research", f"{NAME}-0-{index}"]
@@ -147,8 +145,8 @@ async def test_only_code_that_a_pod_may_still_need_stays(
     result = await ddp("run", "--into", NAME, "--workdir", str(project), "--yes", "--detach")
     assert result.exit_code == 0, result.output
     left = set(made(server, "configmaps")) - {f"{NAME}-code-{requested(server)[:-2]}-0"}
-    assert left == {used, asked, starting, scripts}
-    assert not {running, unused} & left
+    assert left == {used, asked, mounted, scripts}
+    assert not {ended, unused} & left
 
 
 @pytest.mark.parametrize("by", ["another", "another job", "itself", "the status"])
