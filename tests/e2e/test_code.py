@@ -100,8 +100,6 @@ def test_edited_code_restarts_in_the_same_pods(kubectl: Kubectl, ddp: Ddp, tmp_p
     force_delete(job, pods[1])
     trains(job, EDITS + 1, pods[0], f"{pods[1]}-r1", pods[2])
     assert len(stored_code(job)) == 3, "what runs, what ran before, and what the pods mount"
-    events = kubectl.items("events", "--field-selector", "reason=FailedMount")
-    assert events == []
     assert ddp("delete", "edited", "--yes").returncode == 0
 
 

@@ -209,3 +209,4 @@ def test_fifty_edits_of_a_job_cost_it_no_pod_and_no_quota(
     assert status.world is not None
     assert status.world.generation == EDITS
     assert len(test_code.stored_code(job)) == 3
+    assert kubectl.items("events", "--field-selector", "reason=FailedMount") == []
