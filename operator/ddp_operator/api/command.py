@@ -1,8 +1,7 @@
 """Finds what a container's command line starts: a launcher of ranks, Python, or another program.
 
-`ddp run`, `ddp convert` and the rules all use this module. A launcher that the words do not show,
-such as one in a script of the image, is not found. Nor is one beyond the first 8 KiB of shell
-lines or the first 2000 commands of one, which is where the search ends.
+`ddp run`, `ddp convert` and the rules use this module. A launcher that the words do not show, such
+as one in a script of the image, is not found, nor one beyond 8 KiB of shell lines or 2000 commands.
 """
 
 import shlex
@@ -196,11 +195,10 @@ def _under_uv(words: tuple[str, ...], uv: int) -> Started | None:
     """Read `uv run train.py` and `uv run -m train`, which leave Python out."""
     for at in range(uv + 1, len(words)):
         word = words[at]
-        if word in ("-m", "--module") and at + 1 < len(words):
-            if words[at + 1] in LAUNCHERS:
-                return Started(words, words[at + 1], at, at + 2)
-            return Started(words, "", at, at)
-        if word.endswith(".py"):
+        is_module = word in ("-m", "--module") and at + 1 < len(words)
+        if is_module and words[at + 1] in LAUNCHERS:
+            return Started(words, words[at + 1], at, at + 2)
+        if is_module or word.endswith(".py"):
             return Started(words, "", at, at)
         if _is_known(word):
             return None
@@ -227,8 +225,7 @@ def _in_shell(words: tuple[str, ...], shell: int, room: int) -> Started:
         short = not words[at].startswith("--")
         has_line |= short and "c" in words[at]
         at += 2 if short and words[at].endswith("o") else 1
-    if at < len(words) and words[at] == "--":
-        at += 1
+    at += words[at : at + 1] == ("--",)
     if at >= len(words):
         return Started(words)
     if not has_line:
@@ -249,11 +246,12 @@ def _in_shell(words: tuple[str, ...], shell: int, room: int) -> Started:
         passed = (*(name if "$0" in line else ()), *arguments)
         found.append(_started(passed, rest, in_shell=True))
     launchers = [one for one in found if one.launcher]
-    best = next((one for one in found if one.python is not None), Started(words))
-    best = launchers[0] if launchers else best
-    is_plain = len(line) <= room and not _BRANCHES.search(line)
-    is_plain = is_plain and len(commands) < _MOST_COMMANDS
-    is_plain = is_plain and len(launchers) <= 1 and _CONTROL.isdisjoint(c[0] for c in commands)
+    pythons = (one for one in found if one.python is not None)
+    best = next(iter(launchers), None) or next(pythons, Started(words))
+    is_plain = len(line) <= room and len(commands) < _MOST_COMMANDS and len(launchers) <= 1
+    is_plain = (
+        is_plain and not _BRANCHES.search(line) and _CONTROL.isdisjoint(c[0] for c in commands)
+    )
     uses_words = "$" in line or any(command[0] in (".", "source") for command in commands)
     return replace(
         best,

@@ -5,9 +5,10 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from ddp_operator.api.constants import KUEUE_BOOST, LABEL_JOB_UID
+from ddp_operator.api.constants import KUEUE_BOOST
 from ddp_operator.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiClient
 from ddp_operator.kube.events import EventRecorder
+from ddp_operator.kube.ownership import controller_of, require_same_owner
 from ddp_operator.kube.resources import (
     NETWORK_POLICIES,
     PODS,
@@ -170,7 +171,7 @@ class KubeCluster(Generic[PodT]):
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         """See `ports.Cluster`."""
         existing = await self._get(NETWORK_POLICIES, policy)
-        owner = _controller(existing) if existing else None
+        owner = controller_of(existing) if existing else None
         if existing is None or owner is None or owner["uid"] != owner_uid:
             return
         await self._delete(NETWORK_POLICIES, policy, uid=existing["metadata"]["uid"])
@@ -307,7 +308,7 @@ class KubeCluster(Generic[PodT]):
                 existing = await self._get(resource, key)
                 if existing is None:
                     continue
-                _require_same_controller(resource, key, existing=existing, wanted=manifest)
+                require_same_owner(resource, key, existing=existing, wanted=manifest)
                 return existing
             else:
                 return created
@@ -350,11 +351,6 @@ def _path(named: Manifest, subresource: str = "") -> str:
     )
 
 
-def _controller(manifest: Manifest) -> Mapping[str, Any] | None:
-    references = manifest["metadata"].get("ownerReferences") or ()
-    return next((owner for owner in references if owner.get("controller")), None)
-
-
 def _not_served(resource: Resource) -> NotServedError:
     words = f"the API server does not serve {resource} {resource.version}"
     return NotServedError(words, status=404)
@@ -365,34 +361,3 @@ def _is_stored(answer: Manifest) -> bool:
     removed meanwhile comes back without a version, as it was about to be stored.
     """
     return bool(answer["metadata"].get("resourceVersion"))
-
-
-def _require_same_controller(
-    resource: Resource, key: Key, *, existing: Manifest, wanted: Manifest
-) -> None:
-    theirs, ours = _controller(existing), _controller(wanted)
-    if ours is None:
-        _require_same_job(resource, key, existing=existing, wanted=wanted)
-        return
-    if theirs is not None and theirs["uid"] == ours["uid"]:
-        return
-    owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "has no owner"
-    if theirs is not None and theirs["name"] == ours["name"]:
-        owner += f" of another UID ({theirs['uid']}), probably an earlier one of the same name"
-    raise AlreadyExistsError(f"{resource} {key} already exists and {owner}", status=409)
-
-
-def _require_same_job(
-    resource: Resource, key: Key, *, existing: Manifest, wanted: Manifest
-) -> None:
-    """Check an object without a controller, which outlives its job until all pods are gone."""
-    job = (existing["metadata"].get("labels") or {}).get(LABEL_JOB_UID)
-    problem = ""
-    if job is None:
-        problem = "already exists and has no owner"
-    elif job != wanted["metadata"]["labels"][LABEL_JOB_UID]:
-        problem = f"belongs to an earlier job ({job}), and is deleted after the last pod of that"
-    elif existing["metadata"].get("deletionTimestamp"):
-        problem = "is being deleted"
-    if problem:
-        raise AlreadyExistsError(f"{resource} {key} {problem}", status=409)

@@ -1,0 +1,50 @@
+"""Whose an existing object is: it must be the job's own, not another one of the same name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ddp_operator.api.constants import LABEL_JOB_UID
+from ddp_operator.kube.resources import Resource
+from ddp_operator.ports import AlreadyExistsError, Key, Manifest
+
+
+def require_same_owner(
+    resource: Resource, key: Key, *, existing: Manifest, wanted: Manifest
+) -> None:
+    """Check that an object which exists has the same controller as the wanted one.
+
+    Raises:
+        AlreadyExistsError: it has another one, or none.
+    """
+    theirs, ours = controller_of(existing), controller_of(wanted)
+    if ours is None:
+        _require_same_job(resource, key, existing=existing, wanted=wanted)
+        return
+    if theirs is not None and theirs["uid"] == ours["uid"]:
+        return
+    owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "has no owner"
+    if theirs is not None and theirs["name"] == ours["name"]:
+        owner += f" of another UID ({theirs['uid']}), probably an earlier one of the same name"
+    raise AlreadyExistsError(f"{resource} {key} already exists and {owner}", status=409)
+
+
+def _require_same_job(
+    resource: Resource, key: Key, *, existing: Manifest, wanted: Manifest
+) -> None:
+    """Check an object without a controller, which outlives its job until all pods are gone."""
+    job = (existing["metadata"].get("labels") or {}).get(LABEL_JOB_UID)
+    problem = ""
+    if job is None:
+        problem = "already exists and has no owner"
+    elif job != wanted["metadata"]["labels"][LABEL_JOB_UID]:
+        problem = f"belongs to an earlier job ({job}), and is deleted after the last pod of that"
+    elif existing["metadata"].get("deletionTimestamp"):
+        problem = "is being deleted"
+    if problem:
+        raise AlreadyExistsError(f"{resource} {key} {problem}", status=409)
+
+
+def controller_of(manifest: Manifest) -> Mapping[str, Any] | None:
+    """Return the owner that controls an object; None if there is none."""
+    references = manifest["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in references if owner.get("controller")), None)
