@@ -213,7 +213,7 @@ class Engine:
         self._tasks = [
             asyncio.create_task(self._work(), name=f"worker-{i}") for i in range(self._workers)
         ]
-        self._talks.append(asyncio.create_task(self._domains.run(), name="ComputeDomains"))
+        self._talks.append(asyncio.create_task(self._domains.run(), name="compute domains"))
         if self._reports is not None:
             self._talks.append(asyncio.create_task(self._reports.run(), name="progress reports"))
         if self._launchers is not None:
