@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from random import Random
 
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.memory.volume import PART, SLOTS, Key, SnapshotName, Volume
@@ -48,6 +49,13 @@ def save(
         file.write(content_of(name) if content is None else content)
     part.rename(folder / str(name))
     return True
+
+
+def flip(path: Path, random: Random) -> None:
+    """Change one byte of a file."""
+    content = bytearray(path.read_bytes())
+    content[random.randrange(len(content))] ^= random.randrange(1, 256)
+    path.write_bytes(content)
 
 
 def names_in(store: Store) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,3 +162,18 @@ def test_two_copies_are_sent_at_once(sender: Sender) -> None:
     sender.copying.want([])
     released.set()
     until(lambda: not sender.copying._running, "both to stop")
+
+
+def test_copy_with_another_checksum_is_not_done(tmp_path: Path) -> None:
+    sender = Sender(tmp_path)
+    whole = {"received": len(CONTENT), "checksum": zlib.crc32(CONTENT)}
+    answers = [{"received": 0}, {"received": PIECE_BYTES}, {**whole, "checksum": 1}, whole]
+
+    def answer(_: Request) -> PeerResponse:
+        return PeerResponse(200, json.dumps(answers.pop(0)).encode())
+
+    sender.receiver.refuses = answer
+    assert sender.copying.attempt(COPY) == "its copy is damaged"
+    assert not sender.copying.is_done(COPY)
+    assert sender.copying.attempt(COPY) == ""
+    assert sender.copying.is_done(COPY)

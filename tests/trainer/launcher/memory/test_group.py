@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from ddp_protocol.copies import order_by_domain
 from ddp_trainer.memory.volume import FREE, PART, Key
 
-from tests.trainer.launcher.memory.files import names_in, snapshot
+from tests.trainer.launcher.memory.files import flip, names_in, snapshot
 from tests.trainer.launcher.memory.network import SimulatedJob, without_threads
 
 
@@ -209,3 +210,47 @@ def test_rank_that_moved_to_its_copy_leaves_room_for_copies(tmp_path: Path) -> N
     assert two.check_restored() == 5
     two.step(6)
     assert two.complete() == 6
+
+
+def test_damaged_copy_is_refused_and_the_next_one_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    random = Random(1)
+    for number in range(20):
+        three = job(tmp_path / str(number), nodes=3, copies=2)
+        three.step(5)
+        name = snapshot(5, 2, world_size=3)
+        flip(three.pods[0].volume.received / str(name), random)
+        three.pods[2] = three.create()
+        caplog.clear()
+        three.restart()
+        assert three.check_restored() == 5, "to the bit"
+        assert f"{name}: not used: the copy in job-0 is damaged" in caplog.text
+        assert f"the copy {name} was damaged in this pod: released it" in caplog.text
+        assert three.pods[0].memory.store.find(name) is None
+        three.settle()
+        assert three.fewest_copies(Key(1, 5)) == 2, "it is copied again"
+
+
+def test_only_copy_that_is_damaged_is_not_tried_again(tmp_path: Path) -> None:
+    two = job(tmp_path)
+    two.step(5)
+    flip(two.pods[0].volume.received / str(snapshot(5, 1)), Random(1))
+    two.pods[1] = two.create()
+    two.restart()
+    failed = two.pods[1].restored()
+    assert failed.failed
+    assert "all copies of 1-5-1-2-sharded.snapshot are damaged: the copy in job-0" in failed.reason
+    two.restart()
+    assert two.check_restored() is None
+    two.step(1)
+    assert two.complete() == 1
+
+
+def test_rank_that_moved_to_a_damaged_copy_fetches_another(tmp_path: Path) -> None:
+    three = job(tmp_path, nodes=3, copies=2)
+    three.step(5)
+    flip(three.pods[0].volume.received / str(snapshot(5, 1, world_size=3)), Random(1))
+    three.pods = [three.pods[1], three.pods[0], three.pods[2]]
+    three.restart()
+    assert three.check_restored() == 5

@@ -5,12 +5,20 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 from ddp_trainer.launcher.memory.store import NoRoomError, Store, WrongPieceError
 from ddp_trainer.memory.volume import FREE, PART, SnapshotName
 
-from tests.trainer.launcher.memory.files import content_of, names_in, save, snapshot, volume_at
+from tests.trainer.launcher.memory.files import (
+    content_of,
+    flip,
+    names_in,
+    save,
+    snapshot,
+    volume_at,
+)
 
 NAME = snapshot(5, 1)
 CONTENT = content_of(NAME)
@@ -192,3 +200,21 @@ def test_a_snapshot_that_is_released_while_it_arrives_does_not_appear(
     with pytest.raises(WrongPieceError, match="was released"):
         store.receive(NAME, CONTENT, offset=0, total=1000)
     assert store.find(NAME) is None
+
+
+def test_any_flipped_byte_of_a_copy_is_noticed(tmp_path: Path) -> None:
+    store, random = Store(volume_at(tmp_path)), Random(1)
+    for _ in range(100):
+        store.receive(NAME, CONTENT[:400], offset=0, total=1000)
+        store.receive(NAME, CONTENT[300:], offset=300, total=1000)
+        assert not store.drop_damaged(NAME)
+        flip(tmp_path / "copies" / str(NAME), random)
+        assert store.drop_damaged(NAME)
+        assert store.find(NAME) is None
+
+
+def test_only_what_was_received_is_checked(tmp_path: Path) -> None:
+    volume = volume_at(tmp_path)
+    save(volume, 0, NAME)
+    assert not Store(volume).drop_damaged(NAME)
+    assert not Store(volume).drop_damaged(snapshot(6, 1))

@@ -7,10 +7,12 @@ import logging
 import os
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from ddp_trainer.launcher.memory.checksums import checksum_of
 from ddp_trainer.launcher.memory.protocol.messages import (
     MAX_REPORT_BYTES,
     MAX_TEXT,
@@ -133,24 +135,30 @@ class Copying:
             return "it was released"
         try:
             with self._store.opened(file) as descriptor:
-                received = self._send(copy, b"", 0, file.size)
+                received, theirs = self._send(copy, b"", 0, file.size)
+                checksum = checksum_of(descriptor, size=received)
                 while received < file.size:
                     if not self._is_wanted(copy):
                         return "it is not needed any more"
                     begin = time.monotonic()
                     piece = os.pread(descriptor, PIECE_BYTES, received)
-                    before, received = received, self._send(copy, piece, received, file.size)
-                    if received <= before:
+                    expected = received + len(piece)
+                    received, theirs = self._send(copy, piece, received, file.size)
+                    if received != expected:
                         return "it does not keep what it receives"
+                    checksum = zlib.crc32(piece, checksum)
                     slowest = len(piece) * _AT_ONCE / _BYTES_PER_SECOND
                     self._sleep(max(time.monotonic() - begin, slowest))
         except (OSError, NoAnswerError, ValueError, KeyError, TypeError) as error:
             return str(error) or type(error).__name__
+        if theirs not in (None, checksum):
+            return "its copy is damaged"
         with self._condition:
             self._done.add(copy)
         return ""
 
-    def _send(self, copy: Copy, piece: bytes, offset: int, total: int) -> int:
+    def _send(self, copy: Copy, piece: bytes, offset: int, total: int) -> tuple[int, object]:
+        """Return how many bytes the other pod has, and its checksum if these are all."""
         name = copy.name
         held = {
             str(file.name.key.step)
@@ -166,4 +174,5 @@ class Copying:
         answer = self._call(copy.target.host, request, MAX_REPORT_BYTES)
         if answer.status != HTTPStatus.OK:
             raise NoAnswerError(answer.body.decode(errors="replace").strip())
-        return int(json.loads(answer.body)["received"])
+        document = json.loads(answer.body)
+        return int(document["received"]), document.get("checksum")

@@ -78,6 +78,7 @@ class LeadingMemory:
         self.completeness = Completeness(nodes)
         self._lock = threading.Lock()
         self._sizes: Mapping[SnapshotName, int] = {}
+        self._checksums: Mapping[SnapshotName, int] = {}
         self.choice: Choice | None = None
         """The snapshots that the ranks resume from; None: not decided yet."""
         self._decided_at = self._completed_at = ""
@@ -151,11 +152,14 @@ class LeadingMemory:
     def _settle(self, found: Mapping[int, Inventory], silent: Collection[int]) -> None:
         stored: dict[int, list[SnapshotName]] = {}
         sizes: dict[SnapshotName, int] = {}
+        checksums: dict[SnapshotName, int] = {}
         for node_rank, inventory in found.items():
             for one in inventory.snapshots:
                 if name := SnapshotName.parse(one.name):
                     stored.setdefault(node_rank, []).append(name)
                     sizes[name] = one.bytes
+                    if one.checksum is not None:
+                        checksums[name] = one.checksum
         choice = choose(
             stored, world_size=self._world_size, generation=self._generation, silent=silent
         )
@@ -165,7 +169,8 @@ class LeadingMemory:
         if unusable:  # its ranks can restore nothing, so the others must not either
             choice = Choice(reason=f"node rank {min(unusable)} cannot use its memory volume")
         with self._lock:
-            self._sizes, self.choice, self._decided_at = sizes, choice, utc(time.time())
+            self._sizes, self._checksums = sizes, checksums
+            self.choice, self._decided_at = choice, utc(time.time())
 
     def _ask(self, node_rank: int) -> Inventory | None:
         """Return a pod's snapshots; None: it does not answer, or is in an earlier generation."""
@@ -197,6 +202,7 @@ class LeadingMemory:
                 name=str(name),
                 bytes=self._sizes[name],
                 hosts=tuple(self._hosts[rank] for rank in choice.holders[name])[:_MOST_SOURCES],
+                checksum=self._checksums.get(name),
             )
             for name in names
         ]

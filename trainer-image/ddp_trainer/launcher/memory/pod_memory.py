@@ -87,11 +87,14 @@ class PodMemory:
         """
         with self.store.lock:
             assignment = self.world.assignment
-            stored = {str(file.name): file.size for file in self.store.files()}
+            stored = [
+                Stored(name=str(file.name), bytes=file.size, checksum=file.checksum)
+                for file in self.store.files()
+            ]
         return Inventory(
             generation=assignment.generation,
             node_rank=assignment.node_rank,
-            snapshots=tuple(Stored(name=name, bytes=size) for name, size in stored.items()),
+            snapshots=tuple(stored),
         )
 
     def begin(self, assignment: Assignment, ranks_ended: bool = True) -> None:

@@ -5,6 +5,7 @@ It runs beside the start of the ranks, and is usually ready before they ask.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 
+from ddp_trainer.launcher.memory.checksums import DamagedCopyError
 from ddp_trainer.launcher.memory.own_steps import Pod
 from ddp_trainer.launcher.memory.protocol.messages import (
+    MAX_REPORT_BYTES,
     MAX_TEXT,
     PIECE_BYTES,
     Decision,
@@ -154,16 +157,25 @@ class Restoring:
     def _path(self, sources: Sequence[Source]) -> Path:
         """Return the path of one of these snapshots; fetch it if none is here."""
         until, why = time.monotonic() + _FETCH_SECONDS, "no pod has it"
+        damaged: set[str] = set()
         while self._is_current():
             for source in sources:
                 for host in ("", *source.hosts):
                     try:
                         if host:
                             self._fetch(source, host)
+                        elif self._store.drop_damaged(_name(source)):
+                            raise DamagedCopyError("the copy in this pod is damaged")
                         if file := self._store.find(_name(source)):
                             return self._store.keep_for_rank(file)
+                    except DamagedCopyError as error:
+                        why = str(error)
+                        damaged.add(host)
+                        _logger.warning("memory: %s: not used: %s", source.name, why)
                     except (NoAnswerError, NoRoomError, WrongPieceError, OSError) as error:
                         why = f"{host}: {error}"
+            if damaged and damaged.issuperset(host for source in sources for host in source.hosts):
+                raise _FailedError(f"all copies of {sources[0].name} are damaged: {why}")
             if time.monotonic() > until:
                 raise _FailedError(f"cannot fetch {sources[0].name}: {why}")
             self._sleep(_AGAIN_SECONDS)
@@ -180,6 +192,13 @@ class Restoring:
             received = self._store.receive(
                 name, answer.body, offset=received, total=size, restored=True
             )
+        file = self._store.find(name)
+        if file and source.checksum is not None and file.checksum != source.checksum:
+            self._store.drop(lambda one: one == name, only_of_other_pods=True)
+            request = Request(method="POST", target=f"/memory/{name}")
+            with contextlib.suppress(NoAnswerError):  # so that no other pod fetches it
+                self._call(host, request, MAX_REPORT_BYTES)
+            raise DamagedCopyError(f"the copy in {host} is damaged")
         _logger.info("memory: fetched %s from %s in %.1f s", name, host, time.monotonic() - begin)
 
 

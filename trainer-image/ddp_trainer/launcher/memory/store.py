@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from ddp_trainer.launcher.memory.checksums import checksum_of
 from ddp_trainer.memory.volume import FREE, PART, SLOTS, SnapshotName, Volume
 
 _PART_SUFFIX = ".part"
@@ -43,6 +45,8 @@ class File:
     """In bytes."""
     local_rank: int | None = None
     """The local rank that wrote it; None: it is from another pod."""
+    checksum: int | None = None
+    """Of a snapshot from another pod, when it arrived; None: not known."""
 
 
 @dataclass(kw_only=True)
@@ -52,6 +56,8 @@ class _Part:
     path: Path
     total: int
     received: int = 0
+    checksum: int = 0
+    """Of the received bytes."""
 
 
 class Store:
@@ -68,6 +74,7 @@ class Store:
         """Held while files are listed, opened or released."""
         self._readers: Counter[Path] = Counter()
         self._parts: dict[SnapshotName, _Part] = {}
+        self._checksums: dict[SnapshotName, int] = {}
         for folder in (volume.received, volume.restored):
             folder.mkdir(parents=True, exist_ok=True)
             for path in _entries(folder):
@@ -83,11 +90,32 @@ class Store:
         ]
         with self.lock:
             return [
-                File(path=path, name=name, size=status.st_size, local_rank=local_rank)
+                File(
+                    path=path,
+                    name=name,
+                    size=status.st_size,
+                    local_rank=local_rank,
+                    checksum=self._checksums.get(name) if local_rank is None else None,
+                )
                 for folder, local_rank in folders
                 for path in _entries(folder)
                 if (name := SnapshotName.parse(path.name)) and (status := _regular(path))
             ]
+
+    def drop_damaged(self, name: SnapshotName) -> bool:
+        """Release a snapshot from another pod if it has changed since it arrived; return True then.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        file = self.find(name)
+        if file is None or file.checksum is None:
+            return False
+        with self.opened(file) as descriptor:
+            if checksum_of(descriptor, size=file.size) == file.checksum:
+                return False
+        self.drop(lambda one: one == name, only_of_other_pods=True)
+        return True
 
     def find(self, name: SnapshotName) -> File | None:
         """Return a snapshot if it is here."""
@@ -110,6 +138,8 @@ class Store:
 
     def _release(self, file: File) -> None:
         free = file.path.with_name(FREE)
+        if file.local_rank is None:
+            self._checksums.pop(file.name, None)
         with contextlib.suppress(FileNotFoundError):
             # A rank would write to the file while it is read.
             if file.local_rank is None or self._readers[file.path] or free.exists():
@@ -198,8 +228,10 @@ class Store:
         with self.lock:
             if self._parts.get(name) is not part:
                 raise WrongPieceError("the snapshot was released")
+            part.checksum = zlib.crc32(piece[part.received - offset :], part.checksum)
             part.received = max(part.received, offset + len(piece))
             if part.received == total:
+                self._checksums[name] = part.checksum
                 part.path.rename(part.path.with_name(str(name)))
                 del self._parts[name]
             return part.received

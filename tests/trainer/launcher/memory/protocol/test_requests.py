@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import zlib
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -102,7 +103,9 @@ def test_a_snapshot_arrives_in_pieces_and_is_read_in_pieces(pod: Served) -> None
         assert status == HTTPStatus.OK
         received = json.loads(answer)["received"]
     inventory = json.loads(pod.ask("GET", "/memory").body)
-    assert inventory["snapshots"] == [{"name": str(name), "bytes": LARGE}]
+    checksum = zlib.crc32(content)
+    assert json.loads(answer) == {"received": LARGE, "checksum": checksum}
+    assert inventory["snapshots"] == [{"name": str(name), "bytes": LARGE, "checksum": checksum}]
     assert (inventory["generation"], inventory["nodeRank"]) == (0, 0)
     found = b""
     while piece := pod.ask("GET", f"/memory/{name}?offset={len(found)}").body:

@@ -85,6 +85,8 @@ class Stored:
 
     name: str
     bytes: int
+    checksum: int | None = None
+    """Of a copy, when it arrived; None: it is the pod's own, or it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +107,8 @@ class Source:
     name: str
     bytes: int
     hosts: tuple[str, ...] = ()
+    checksum: int | None = None
+    """None: no pod knows it."""
 
 
 @dataclass(frozen=True, kw_only=True)

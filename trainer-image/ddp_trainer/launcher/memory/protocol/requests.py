@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import threading
 from http import HTTPStatus
@@ -31,6 +33,8 @@ _WAIT_SECONDS = 20.0
 """How long a rank's request waits; the rank asks again."""
 _LARGE_AT_ONCE = 8
 _MOST_RANKS = 1 << 16
+
+_logger = logging.getLogger(__name__)
 
 
 class MemoryRequests:
@@ -68,8 +72,10 @@ class MemoryRequests:
                         self._put_snapshot(request, self._memory, name)
                 elif method == "GET":
                     self._get_snapshot(request, self._memory, name)
+                elif method == "POST":
+                    self._check_snapshot(request, self._memory, name)
                 else:
-                    self._refuse(request, HTTPStatus.METHOD_NOT_ALLOWED, "use GET or PUT")
+                    self._refuse(request, HTTPStatus.METHOD_NOT_ALLOWED, "use GET, POST or PUT")
             else:
                 self._refuse(request, HTTPStatus.NOT_FOUND, f"{path}: no such snapshot or request")
         except (ValueError, RecursionError) as error:
@@ -155,7 +161,10 @@ class MemoryRequests:
                     only_of_other_pods=True,
                 )
                 received = self._receive(memory, name, piece, offset, total)
-                self._answer(request, json.dumps({"received": received}))
+                document: dict[str, int] = {"received": received}
+                if received == total and (file := memory.store.find(name)) and file.checksum:
+                    document["checksum"] = file.checksum
+                self._answer(request, json.dumps(document))
             except NoRoomError as error:
                 self._refuse(request, HTTPStatus.INSUFFICIENT_STORAGE, str(error))
             except WrongPieceError as error:
@@ -189,6 +198,15 @@ class MemoryRequests:
                 self._answer(request, piece, content_type="application/octet-stream")
         except FileNotFoundError as error:
             self._refuse(request, HTTPStatus.NOT_FOUND, str(error))
+
+    def _check_snapshot(
+        self, request: BoundedHandler, memory: PodMemory, name: SnapshotName
+    ) -> None:
+        """Release a copy if it is damaged, as a pod that has fetched it suspects."""
+        with contextlib.suppress(OSError):
+            if memory.store.drop_damaged(name):
+                _logger.warning("memory: the copy %s was damaged in this pod: released it", name)
+        self._answer(request, "{}")
 
     def _refuse(self, request: BoundedHandler, code: HTTPStatus, reason: str) -> None:
         self._answer(request, f"{reason}\n", code, content_type="text/plain; charset=utf-8")
