@@ -15,7 +15,7 @@ from ddp_protocol.code_archive import ROOT, SENT
 from ddp_client.remote.channels import run_in_pod
 from ddp_client.remote.cluster import Cluster, listed
 from ddp_client.remote.submission import create_config_map, owned_by
-from ddp_client.views.changes import RefusedError
+from ddp_client.views.refused import RefusedError
 
 _AT_ONCE: Final = 8
 """Pods that receive code at the same time: all of it goes through the API server."""

@@ -48,13 +48,14 @@ class TimedJob(Job):
         self._last: Moment | None = None
         self._counted = 0
         steps, loop = self._steps, self._loop
-        verify, knows_losses, probe = steps.verify, steps._knows_losses, loop._probe
+        verify, knows_losses = steps.duties.verify, steps._knows_losses
+        probe = loop._probe
 
         def timed_probe(*arguments: Any) -> Iterator[Any]:
             with self._timed("gradients"):
                 yield from probe(*arguments)
 
-        steps.verify = self._timed("replicas")(verify)  # type: ignore[method-assign]
+        steps.duties.verify = self._timed("replicas")(verify)  # type: ignore[method-assign]
         steps._knows_losses = self._timed("losses")(knows_losses)  # type: ignore[method-assign]
         loop._probe = timed_probe  # type: ignore[assignment, method-assign]
 

@@ -87,6 +87,8 @@ def _come_to_rest(simulation: Simulation, rounds: int) -> bool:
             return True
         _kubelets_catch_up(simulation)
     simulation.advance(_WRITES_SECONDS)
+    if simulation.job() is None:  # deleted just now, and Kubernetes removes its pods
+        _kubelets_catch_up(simulation)
     return _at_rest(simulation)
 
 

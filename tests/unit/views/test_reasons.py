@@ -15,15 +15,15 @@ _REASON = re.compile(r"[A-Z]+[a-z]+[A-Za-z]*")
 OTHERS = """
 Admitted All Always Application Authorization Auto CannotStart Changing ChildFailedError Chosen
 ClusterFirst ClusterFirstWithHostNet ComputeDomain ComputeDomains Configuration
-DeletionByTaintManager Directory DirectoryOrCreate Disruption DisruptionTarget Dropped Equal ExactCount Exists FailJob Failed
-FallbackToLogsOnError False Finished Gang Gone IfNotPresent Ignore InPlace Infrastructure Ingress
-Initializing Job KeyT Leaving Lost Memory Metrics NetworkPolicy Never NoExecute NoMatchingWorkload
-NoReservation NoSchedule NodeFailures None NotAdmitted NotIn NotStarted Opaque Other OutOf OwnerT
-Paused Pending Plan Pod PodGroup PodReadyToStartContainers PodScheduled Preferred PriorityClass
-QuotaReserved Ready Refused Replace Requeued Required ResourceClaimTemplate RestartGang
-RestartInPlace RestartPod Secret Service SideCars Silent Simple Starting TerminatedByKueue
-Terminating TerminationTarget True Unscheduled Workload WorkloadDeleted WorkloadEvicted
-WorkloadPriorityClass
+DeletionByTaintManager Directory DirectoryOrCreate Disruption DisruptionTarget Dropped Equal
+ExactCount Exists FailJob Failed FallbackToLogsOnError False Finished Gang Gone IfNotPresent Ignore
+InPlace Infrastructure Ingress Initializing Job KeyT Leaving Lost Memory Metrics NetworkPolicy Never
+NoExecute NoMatchingWorkload NoReservation NoSchedule NodeFailures None NotAdmitted NotIn NotStarted
+Opaque Other OutOf OwnerT Paused Pending Plan Pod PodGroup PodReadyToStartContainers PodScheduled
+Preferred PriorityClass QuotaReserved Ready Refused Replace Requeued Required ResourceClaimTemplate
+RestartGang RestartInPlace RestartPod Secret Service SideCars Silent Simple Starting
+TerminatedByKueue Terminating TerminationTarget True Unscheduled Workload WorkloadDeleted
+WorkloadEvicted WorkloadPriorityClass
 """
 """Words in the source with the form of a reason: kinds, values of fields, phases and classes."""
 
