@@ -138,8 +138,7 @@ def test_pages_lead_from_the_installation_to_its_end(kubectl: Kubectl, person: S
     status = job.status()
     assert (status.phase, status.restarts, status.disruptions) == ("Succeeded", 0, 1)
     result = json.loads(ddp("result", "tour", "-o", "json"))
-    # The operator read the file of this script some seconds before its end, at the latest.
-    assert 0 < result["step"] <= result["total_steps"] == 50
+    assert result["step"] == result["total_steps"] == 50
     assert result["loss"] >= 0
     kubectl.run("delete", "pods", "--all")
     assert json.loads(ddp("result", "tour", "-o", "json"))["loss"] == result["loss"]

@@ -190,7 +190,7 @@ def _supervise(
         verdict = (judge_script if own_affair else judge)(ends).with_dumps(shown)
         port = placement.status_port if served else None
         if verdict.report.error is None:
-            return verdict
+            return verdict.with_last_status(_status(status_path))
         found = remark(verdict.report.error, own_port=port, environment=environment)
         return verdict.noting("; ".join(filter(None, [found, *(one.remark for one in checks)])))
 

@@ -148,6 +148,24 @@ def test_signal_after_a_reported_end_is_ignored(
         assert (REMARK + "counted as 0" in pod.log) == (exit_code == 0)
 
 
+def test_last_status_of_a_script_is_in_the_termination_message(tmp_path: Path) -> None:
+    status = {"step": 7, "totalSteps": 9, "loss": 0.5, "metrics": {"lr": 0.1}}
+    port = {"DDP_STATUS_PORT": str(free_port())}
+    with job(tmp_path, nodes=1, local_world_size=2, extra_environment=port) as scripts:
+        pod = scripts.start(0, *script(tmp_path, FINISHING), str(status), "sys.exit(0)")
+        assert pod.wait() == 0, pod.log
+        assert {name: pod.message.get(name) for name in status} == status
+
+
+def test_metrics_with_long_names_leave_the_other_numbers_room(tmp_path: Path) -> None:
+    status = {"step": 7, "metrics": {f"{'x' * 4000}{number}": 0.1 for number in range(4)}}
+    port = {"DDP_STATUS_PORT": str(free_port())}
+    with job(tmp_path, nodes=1, local_world_size=2, extra_environment=port) as scripts:
+        pod = scripts.start(0, *script(tmp_path, FINISHING), str(status), "sys.exit(0)")
+        assert pod.wait() == 0, pod.log
+        assert pod.message == {"exitCode": 0, "rank": 0, "step": 7}
+
+
 def test_exit_code_that_a_rank_reported_replaces_a_signal(tmp_path: Path) -> None:
     text = """
 import os

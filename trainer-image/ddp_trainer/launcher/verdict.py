@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ddp_trainer.exit_codes import ExitCode, of_signal
 from ddp_trainer.process_group.lost_peers import tells_of_lost_peer
+from ddp_trainer.telemetry.status import Status
 from ddp_trainer.telemetry.termination import TerminationReport
 
 _ONE_FAILURE_SECONDS = 10.0
@@ -26,6 +27,11 @@ _FOR_OPERATOR = (
     ExitCode.FLIPPED_BITS,
 )
 """Exit codes after which another process in the same pod cannot help."""
+_OF_STATUS = (
+    *("step", "last_step_time", "trained_seconds", "resumed", "total_steps", "loss", "accuracy"),
+    *("accuracy_step", "metrics", "checkpoint", "done"),
+)
+"""What a report has in common with a status."""
 _OF_OTHERS = (ExitCode.LOST_PEER, ExitCode.NEW_PROCESS)
 """Exit codes that other ranks' losses cause."""
 
@@ -174,6 +180,16 @@ class PodResult:
     def with_dumps(self, shown: bool) -> PodResult:
         """Return the verdict of a pod that may show dumps of its ranks' collectives."""
         return replace(self, report=replace(self.report, dumps=shown or None))
+
+    def with_last_status(self, status: Status | None) -> PodResult:
+        """Return the result with a script's own numbers, unless a rank has reported its step.
+
+        A script may end before anybody has read its last status.
+        """
+        if status is None or self.report.step is not None:
+            return self
+        numbers = {name: getattr(status, name) for name in _OF_STATUS}
+        return replace(self, report=replace(self.report, **numbers))
 
     def noting(self, remark: str) -> PodResult:
         """Return the verdict with a remark after the first sentence of its error."""

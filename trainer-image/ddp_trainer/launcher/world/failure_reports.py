@@ -95,13 +95,15 @@ def shortened(failure: PodFailure, size: int) -> PodFailure:
 def message_of(report: TerminationReport, *, size: int = MESSAGE_BYTES) -> str:
     """Return a pod's termination message of at most `size` bytes.
 
-    Of a long error, it keeps the beginning. Of a rank's output, it keeps the exception.
+    Of a long error, it keeps the beginning. Of a rank's output, it keeps the exception. It leaves
+    out metrics with long names.
     """
     error = report.error or ""
     bare = TerminationReport(exit_code=report.exit_code, rank=report.rank, printed=report.printed)
-    kept, room = report, _room(report, size)
-    if room < min(bytes_of(error), _LEAST_BYTES):  # ranks may report anything
-        kept, room = bare, _room(replace(bare, error=error), size)
+    for kept in (report, replace(report, metrics=None), bare):  # ranks may report anything
+        room = _room(replace(kept, error=report.error), size)
+        if room >= min(bytes_of(error), _LEAST_BYTES):
+            break
     if bytes_of(error) > room:
         error = _shortened(report, room)
     return replace(kept, error=error or None).to_json()
