@@ -36,7 +36,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a node reports, and where it is."""
+    """A node's report of itself, and where it is."""
 
     name: str
     labels: Mapping[str, str]
@@ -105,7 +105,7 @@ class ClusterError(Exception):
         self.status = status
 
     def because(self, need: str) -> Self:
-        """Return the same error, whose message also says what the request was for."""
+        """Return the same error; its message also says what the request was for."""
         return type(self)(f"{self.message}: {need}", status=self.status)
 
 

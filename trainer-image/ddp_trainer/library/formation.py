@@ -68,7 +68,7 @@ class Formation:
         self._group: Group | None = None
         self._votes: Votes | None = None
         self.exchange = Exchange(run.models, snapshots)
-        """What the ranks of the present group exchange in each step."""
+        """The exchange of the present group's ranks in each step."""
 
     @property
     def group(self) -> Group:

@@ -29,7 +29,7 @@ _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class _State:
-    """What changes within a step; a module takes microseconds to set an attribute."""
+    """The state that changes within a step; a module takes microseconds to set an attribute."""
 
     exchanges = False
     """True: the next backward pass averages the gradients."""
@@ -184,7 +184,7 @@ class Net(nn.Module):
 
 
 class Exchange:
-    """What the ranks of a group exchange in each step: gradients, and rank 0's buffers."""
+    """The exchange of a group's ranks in each step: gradients, and rank 0's buffers."""
 
     def __init__(self, models: Sequence[nn.Module], snapshots: Snapshots | None) -> None:
         """`snapshots`: of this rank's part, if the models are sharded."""
