@@ -55,6 +55,15 @@ _SPEC: Final[Json] = {
 
 async def install(admin: ApiClient) -> None:
     """Install the CRD and the device classes, and wait until domains are served."""
+    await install_domains(admin)
+    for name, driver in _DRIVERS.items():
+        selectors = [{"cel": {"expression": f"device.driver == '{driver}'"}}]
+        body = {"metadata": {"name": name}, "spec": {"selectors": selectors}}
+        await admin.request("POST", CLASSES.path(), body=_typed(CLASSES, "DeviceClass", body))
+
+
+async def install_domains(admin: ApiClient) -> None:
+    """Install the CRD, and wait until it is served."""
     version = {
         **{"name": DOMAINS.version, "served": True, "storage": True},
         "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": _SPEC}}},
@@ -70,10 +79,6 @@ async def install(admin: ApiClient) -> None:
         },
     }
     await admin.request("POST", CRDS, body=definition)
-    for name, driver in _DRIVERS.items():
-        selectors = [{"cel": {"expression": f"device.driver == '{driver}'"}}]
-        body = {"metadata": {"name": name}, "spec": {"selectors": selectors}}
-        await admin.request("POST", CLASSES.path(), body=_typed(CLASSES, "DeviceClass", body))
     await eventually(partial(check_served, admin, DOMAINS), interval_seconds=0.05)
 
 

@@ -17,12 +17,14 @@ from ddp_operator.kube import PODS, ApiClient, Resource, load_credentials
 from tests import cluster
 from tests.bad_manifests import BAD_MANIFESTS
 from tests.good_manifests import GOOD_MANIFESTS, Json, container, job, template
-from tests.integration import pod_groups
+from tests.integration import nvidia_driver, pod_groups
 from tests.integration.conftest import change_crd, install_crd
 from tests.integration.jobs import JOBS, Jobs
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("without_rules", "with_gangs", "shared_operator")
+pytestmark = pytest.mark.usefixtures(
+    "without_rules", "with_gangs", "with_domains", "shared_operator"
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,19 @@ def with_gangs(control_plane: cluster.ControlPlane) -> Iterator[None]:
     asyncio.run(for_each(pod_groups.install))
     yield
     asyncio.run(for_each(pod_groups.remove))
+
+
+@pytest.fixture(scope="module")
+def with_domains(control_plane: cluster.ControlPlane) -> Iterator[None]:
+    """Make the API server serve ComputeDomains, as where NVIDIA's driver is installed."""
+
+    async def act(action: Callable[[ApiClient], Awaitable[None]]) -> None:
+        async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:
+            await action(client)
+
+    asyncio.run(act(nvidia_driver.install_domains))
+    yield
+    asyncio.run(act(lambda client: pod_groups.remove(client, nvidia_driver.DOMAINS)))
 
 
 Listed = Callable[[Resource], Awaitable[list[Json]]]
