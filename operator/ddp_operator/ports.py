@@ -248,7 +248,7 @@ class Cluster(Protocol[PodT]):
     async def find(self, like: Manifest, *, labels: Mapping[str, str]) -> Sequence[Manifest]:
         """Return the objects of a type that have these labels now, as type and metadata: of the
         namespace in `like`, or of all that the operator serves. An empty value stands for any.
-        Raises `NotServedError` without such a type.
+        Raises `NotServedError` without such a type, `ForbiddenError` without the right to list it.
         """
 
     async def update(self, changed: Manifest) -> Manifest:

@@ -9,6 +9,7 @@ from ddp_operator.api.constants import KUEUE_BOOST
 from ddp_operator.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiClient
 from ddp_operator.kube.events import EventRecorder
 from ddp_operator.kube.ownership import controller_of, require_same_owner
+from ddp_operator.kube.preflight import Permission, check_access
 from ddp_operator.kube.resources import (
     NETWORK_POLICIES,
     PODS,
@@ -27,6 +28,7 @@ from ddp_operator.ports import (
     ClusterError,
     ConflictError,
     Event,
+    ForbiddenError,
     InvalidError,
     Key,
     Manifest,
@@ -137,6 +139,9 @@ class KubeCluster(Generic[PodT]):
         """See `ports.Cluster`."""
         resource = resource_of(like)
         namespace = (like.get("metadata") or {}).get("namespace") or self._namespace
+        permission = Permission("list", resource, namespace=namespace)
+        if await check_access(self._client, [permission]):  # so that no request is refused
+            raise ForbiddenError(f"a permission is missing: {permission}", status=403)
         try:
             found = await list_metadata(
                 self._client, resource.path(namespace=namespace), labels=labels

@@ -67,7 +67,8 @@ def _run_plain(ranks: int, folder: Path) -> Mapping[str, Mapping[int, str]]:
 
 
 def test_the_page_lists_all_loops() -> None:
-    listed = re.findall(r"^- (.+)$", PAGE.read_text(), re.MULTILINE)
+    supported, _, _ = PAGE.read_text().partition("\n## Refused in words\n")
+    listed = re.findall(r"^- (.+)$", supported, re.MULTILINE)
     assert sorted(listed) == sorted(name.replace("_", " ") for name in LOOPS)
 
 
