@@ -5,18 +5,17 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 import pytest
-from ddp_operator.kube import NAMESPACES, NODES, PODS, ApiClient, load_credentials
-from ddp_operator.kube.client import MERGE_PATCH
+from ddp_operator.kube import NAMESPACES, NODES, PODS, ApiClient
 from ddp_operator.ports import NotFoundError
 
 from tests import cluster
 from tests.good_manifests import Json, job
 from tests.integration import nvidia_driver
-from tests.integration.conftest import install_crd, new_namespace
+from tests.integration.conftest import new_namespace
 from tests.integration.jobs import Jobs
 from tests.integration.nvidia_driver import Driver, domain_of
 from tests.integration.operator_process import OperatorProcess, flawless_operator
-from tests.skipping import skip_or_fail
+from tests.integration.scheduled_nodes import add_node, with_scheduler
 from tests.waiting import eventually
 
 SUB_BLOCKS, NODES_OF_ONE = 3, 18
@@ -25,44 +24,25 @@ LABELS: Final = {
     "gke.networks.io/accelerator-network-profile": "auto",
     "kubernetes.io/arch": "arm64",
 }
-ROOM: Final = {"cpu": "8", "memory": "8Gi", "pods": "110", "nvidia.com/gpu": "4"}
 A4X: Final = {"type": "nvidia-gb200", "count": 4, "network": "auto"}
 
 
 @pytest.fixture(scope="module")
 def control_plane() -> Iterator[cluster.ControlPlane]:
-    """A separate control plane, because its scheduler would also place the pods of other tests."""
-    try:
-        with cluster.control_plane(controllers=True, scheduler=True) as running:
-            asyncio.run(prepare(running))
-            yield running
-    except cluster.ClusterUnavailableError as reason:
-        skip_or_fail("API SERVER WITH A SCHEDULER", reason)
+    with with_scheduler(prepare) as running:
+        yield running
 
 
-async def prepare(running: cluster.ControlPlane) -> None:
-    async with ApiClient(load_credentials(kubeconfig=str(running.kubeconfig))) as client:
-        await install_crd(client)
-        await nvidia_driver.install(client)
-        await asyncio.gather(
-            *(add_node(client, number) for number in range(SUB_BLOCKS * NODES_OF_ONE))
-        )
+async def prepare(client: ApiClient) -> None:
+    await nvidia_driver.install(client)
+    await asyncio.gather(*(add_a4x(client, number) for number in range(SUB_BLOCKS * NODES_OF_ONE)))
 
 
-async def add_node(client: ApiClient, number: int) -> None:
-    """Add an A4X without a kubelet: Ready, with four GPUs, four network cards and a channel."""
+async def add_a4x(client: ApiClient, number: int) -> None:
+    """Add an A4X with four GPUs, four network cards and a channel."""
     name = f"node-{number}"
     place = {"cloud.google.com/gce-topology-subblock": f"sub-{number // NODES_OF_ONE}"}
-    labels = {**LABELS, **place, "kubernetes.io/hostname": name}
-    body: Json = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-    await client.request("POST", NODES.path(), body=body)
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
-    path = NODES.path(name=name)
-    status = {"status": {"capacity": ROOM, "allocatable": ROOM, "conditions": [ready]}}
-    await client.request("PATCH", f"{path}/status", body=status, content_type=MERGE_PATCH)
-    # The server taints each new node as not ready, and no controller removes the taint.
-    untainted = {"spec": {"taints": None}}
-    await client.request("PATCH", path, body=untainted, content_type=MERGE_PATCH)
+    await add_node(client, name, {**LABELS, **place}, {"nvidia.com/gpu": "4"})
     await nvidia_driver.publish(client, name, cards=4)
 
 
@@ -181,7 +161,7 @@ async def add_node_again(admin: ApiClient, number: int) -> None:
         if name["spec"].get("nodeName") == f"node-{number}":
             path = nvidia_driver.SLICES.path(name=name["metadata"]["name"])
             await admin.request("DELETE", path)
-    await add_node(admin, number)
+    await add_a4x(admin, number)
 
 
 async def test_domain_outlives_the_pods_of_a_deleted_job(users: Jobs, admin: ApiClient) -> None:

@@ -6,17 +6,16 @@ from typing import Any, Final
 
 import pytest
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.kube import NODES, ApiClient, check_served, load_credentials
-from ddp_operator.kube.client import MERGE_PATCH
+from ddp_operator.kube import ApiClient, check_served
 
 from tests import cluster
 from tests.good_manifests import Json, container, job, template
 from tests.integration import pod_groups
-from tests.integration.conftest import install_crd, new_namespace
+from tests.integration.conftest import new_namespace
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess, flawless_operator
-from tests.skipping import skip_or_fail
+from tests.integration.scheduled_nodes import add_node, with_scheduler
 from tests.waiting import eventually
 
 TOPOLOGY: Final = "cloud.google.com/gce-topology-"
@@ -28,41 +27,22 @@ DEVICE: Final = "example.com/device"
 
 @pytest.fixture(scope="module")
 def control_plane() -> Iterator[cluster.ControlPlane]:
-    """A separate control plane, because its scheduler would also place the pods of other tests."""
-    try:
-        with cluster.control_plane(controllers=True, scheduler=True) as running:
-            asyncio.run(prepare(running))
-            yield running
-    except cluster.ClusterUnavailableError as reason:
-        skip_or_fail("API SERVER WITH A SCHEDULER", reason)
+    with with_scheduler(prepare) as running:
+        yield running
 
 
-async def prepare(running: cluster.ControlPlane) -> None:
-    async with ApiClient(load_credentials(kubeconfig=str(running.kubeconfig))) as client:
-        await install_crd(client)
-        await asyncio.gather(
-            *(add_node(client, number) for number in range(BLOCKS * SUB_BLOCKS * HOSTS))
-        )
+async def prepare(client: ApiClient) -> None:
+    await asyncio.gather(
+        *(add_host(client, number) for number in range(BLOCKS * SUB_BLOCKS * HOSTS))
+    )
 
 
-async def add_node(client: ApiClient, number: int) -> None:
-    """Add a node without a kubelet: Ready, with one device."""
+async def add_host(client: ApiClient, number: int) -> None:
+    """Add a node with one device."""
     sub_block, block = number // HOSTS, number // (HOSTS * SUB_BLOCKS)
     places = {"block": f"block-{block}", "subblock": f"sub-{sub_block}", "host": f"host-{number}"}
-    name = f"node-{number}"
     labels = {TOPOLOGY + level: place for level, place in places.items()}
-    metadata = {"name": name, "labels": {**labels, "kubernetes.io/hostname": name}}
-    body: Json = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
-    await client.request("POST", NODES.path(), body=body)
-    room = {"cpu": "8", "memory": "8Gi", "pods": "110", DEVICE: "1"}
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
-    status = {"capacity": room, "allocatable": room, "conditions": [ready]}
-    path = NODES.path(name=name)
-    change = {"status": status}
-    await client.request("PATCH", f"{path}/status", body=change, content_type=MERGE_PATCH)
-    # The server taints each new node as not ready, and no controller removes the taint.
-    untainted = {"spec": {"taints": None}}
-    await client.request("PATCH", path, body=untainted, content_type=MERGE_PATCH)
+    await add_node(client, f"node-{number}", labels, {DEVICE: "1"})
 
 
 @pytest.fixture(scope="module")
