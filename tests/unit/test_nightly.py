@@ -36,7 +36,10 @@ def test_invalid_option_is_refused(option: str) -> None:
         checked(option)
 
 
-def test_slow_unit_test_fails_with_a_hint(pytester: pytest.Pytester) -> None:
+def test_slow_unit_test_fails_with_a_hint(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # for its measure
     source = (Path(__file__).parent / "conftest.py").read_text()
     pytester.makeconftest(source.replace("LIMIT_SECONDS = 5.0", "LIMIT_SECONDS = 0.2"))
     pytester.makepyfile("""
@@ -44,7 +47,7 @@ def test_slow_unit_test_fails_with_a_hint(pytester: pytest.Pytester) -> None:
 
         def test_quick(): pass
         def test_slow():
-            end = time.process_time() + 0.3
+            end = time.process_time() + 0.8
             while time.process_time() < end: pass
     """)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")

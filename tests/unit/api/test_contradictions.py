@@ -61,6 +61,7 @@ def spec_of(line: str, **spec: Any) -> DDPJobSpec:
         ("torchrun --nproc_per_node=8 t.py", {"gpu": 4}, "processes", "but each pod has 4 GPUs"),
         ("deepspeed --num_gpus 2 t.py", {"replicas": 1, "gpu": 1}, "processes", "has 1 GPU"),
         ("torchrun --nproc-per-node 2 t.py", {"nprocPerNode": 4}, "processes", "is 4"),
+        ("torchrun --nproc-per-node 2 t.py", {"nprocPerNode": 4, "gpu": -1}, "processes", "is 4"),
         ("torchrun --node_rank='$RANK' t.py", {}, "variable", "here it is $(NODE_RANK)"),
         ("torchrun --master_port '${MASTER_PORT}' t.py", {}, "variable", "$(MASTER_PORT)"),
         ("accelerate launch --main_process_ip '$IP' t.py", {}, "variable", "$(MASTER_ADDR)"),

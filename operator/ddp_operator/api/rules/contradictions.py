@@ -161,12 +161,11 @@ def _processes(spec: DDPJobSpec, command: _Command) -> Iterator[Contradiction]:
     """Find another number of processes in each pod."""
     found, own = command.found, command.own
     option = own.roles.get("nproc-per-node")
-    if not all(map(is_whole, gpu_limits(spec).values())):
-        return  # another rule names them
     if option is None or not _NUMBER.fullmatch(option.value[:_LONGEST]):
         return
-    number, asked, gpus = int(option.value), spec.nproc_per_node, gpu_limit(spec)
-    written = _written(found, option)
+    if not _processes_of_pod(spec):
+        return  # another rule names the limits
+    number, asked, written = int(option.value), spec.nproc_per_node, _written(found, option)
     if found.launcher.startswith("accelerate"):  # it counts the processes of all pods
         pods, expected = own.roles.get("nnodes"), _processes_of_pod(spec) * spec.max_size
         if pods is not None and pods.value == str(spec.max_size) != "1" and number != expected:
@@ -178,7 +177,9 @@ def _processes(spec: DDPJobSpec, command: _Command) -> Iterator[Contradiction]:
         if number != asked:
             text = f"{written}, but spec.nprocPerNode is {asked}"
             yield Contradiction(text)
-    elif gpus and number > gpus and spec.backend != "gloo":
+        return
+    gpus = gpu_limit(spec)
+    if gpus and number > gpus and spec.backend != "gloo":
         text = f"{written}, but each pod has {gpus} GPU{'s' * (gpus > 1)}"
         yield Contradiction(text)
     elif number not in (0, max(gpus, 1)):
