@@ -182,10 +182,18 @@ async def test_jobs_that_do_not_train_are_not_looked_at_between_events(
     waits["metadata"] |= {"name": "waits", "uid": "uid-waits"}
     world.engine.job_changed(world.cluster.store_job(waits))
     await world.until(lambda: world.status("waits").get("phase") == "Suspended")
-    await world.until(lambda: world.step("train") == 1)
-    monkeypatch.setattr(reports, "_may_train", note)
-    await world.until(lambda: len(looked) >= 5)
-    assert set(looked) == {"train"}
+    async with TrainerServer() as later:
+        await world.run("starts", later)
+        world.set_pods("starts", {"phase": "Pending"})
+        await world.until(lambda: world.status("starts")["readyReplicas"] == 0)
+        polls = len(server.asked)
+        await world.until(lambda: len(server.asked) >= polls + 5)  # its last poll is over
+        monkeypatch.setattr(reports, "_may_train", note)
+        await world.until(lambda: len(looked) >= 5)
+        assert set(looked) == {"train"}
+        later.answer = {"step": 7}
+        world.set_pods("starts", {**READY, "podIP": "127.0.0.1"})
+        await world.until(lambda: world.step("starts") == 7)
 
 
 async def test_unreachable_trainer_changes_nothing(world: World) -> None:

@@ -8,12 +8,13 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from ddp_protocol.message import InvalidMessageError
 from ddp_protocol.progress import TrainerStatus
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.spec.spec import ProgressSource
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.queue import WorkQueue
 from ddp_operator.engine.trainers import log_progress
@@ -41,9 +42,18 @@ _JITTER: Final = 0.1
 """Each wait varies by up to this fraction, so that jobs that start together drift apart."""
 
 
+class _Trainer(NamedTuple):
+    """Where a job's progress comes from."""
+
+    job_uid: str
+    pod: PodState
+    log: ProgressSource | None
+    """How its log tells the progress, if it does."""
+
+
 class ProgressReports:
     """Last reports of the trainers of running jobs. `watch` says of a job that it may have changed,
-    and `run` keeps polling those that may train. The others cost nothing.
+    and `run` keeps polling those of which a pod can answer. The others cost nothing.
 
     `on_report` is called for a job after a report. Silence is not a failure: the last report stays.
     """
@@ -117,8 +127,10 @@ class ProgressReports:
             known.pop(key, None)
 
     async def _poll(self, key: Key) -> None:
+        trainer = None
         try:
-            await self._poll_pod_0(key)
+            if (trainer := self._trainer_of(key)) is not None:
+                await self._ask(key, trainer)
         except Exception:
             # One job must never stop the others. This one is polled again when it is due.
             logger.exception("%s: polling for progress failed", key)
@@ -127,18 +139,26 @@ class ProgressReports:
         wait = self._seconds_to_next(key)
         if wait is None:
             self._forget(key)
+        elif trainer is None:
+            self._watched.discard(key)  # until an event of its pods
         else:
             self._queue.add_after(key, wait * random.uniform(1 - _JITTER, 1 + _JITTER))
 
-    async def _poll_pod_0(self, key: Key) -> None:
+    def _trainer_of(self, key: Key) -> _Trainer | None:
+        """Return the job's pod 0 if it can answer, or its log can."""
         entry = self._jobs.get(key)
         job = entry.outline if entry else None
         if entry is None or not isinstance(job, DDPJob):
-            return
+            return None
         pod = observe(job, self._cluster.pods_of(key)).current.get(0)
         if pod is None or not pod.ready or pod.exit or pod.deleting:
-            return  # no trainer to poll
+            return None
         source = job.spec.progress
+        can_answer = pod.address or source is not None
+        return _Trainer(entry.uid, pod, source) if can_answer else None
+
+    async def _ask(self, key: Key, trainer: _Trainer) -> None:
+        job_uid, pod, source = trainer
         said = await self._status_of(pod) if pod.address else None
         if source is not None and not isinstance(said, TrainerStatus):
             if not self._may_read_log(key):
@@ -147,12 +167,12 @@ class ProgressReports:
         if isinstance(said, TrainerStatus):
             self._note(key, "")
             heard_at = self._clock()
-            self._keep(key, Report(entry.uid, pod.identity, said, heard_at, heard_at))
+            self._keep(key, Report(job_uid, pod.identity, said, heard_at, heard_at))
         elif said is not None:
             self._note(key, said)
             if said.endswith(NOTHING_YET):
                 heard_at = self._clock()
-                self._keep(key, Report(entry.uid, pod.identity, None, heard_at, heard_at))
+                self._keep(key, Report(job_uid, pod.identity, None, heard_at, heard_at))
 
     async def _status_of(self, pod: PodState) -> TrainerStatus | str:
         """Return the status of a pod's trainer, or a text that says why it is unknown."""
