@@ -104,8 +104,10 @@ nightly: $(STAMP) ## All tests, also the rare and long ones, with random chaos a
 	$(PY) -m tests.run nightly
 
 .PHONY: incidents
-incidents: prepare ## Replay a bad night on a real cluster, in about an hour, and write its table to the docs
-	$(PY) -m pytest --nightly=all --write-table tests/incidents
+incidents: prepare ## Replay a bad night on real clusters, in about an hour, and write its table to the docs
+	$(MAKE) -j4 incidents-survives incidents-torchrun incidents-JobSet incidents-TrainJob
+incidents-%: # a column of the table, on a cluster of its own
+	$(PY) -m pytest --nightly=all --write-table tests/incidents -k $*
 
 .PHONY: bare
 bare: ## Remove everything that earlier runs left on this machine, then time README's two commands

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chaos.conftest import Victim, namespace, victim
+from tests.cluster.cache import cache_dir, exclusive
 from tests.incidents.scene import Incident
-from tests.incidents.table import PAGE, ROWS, TORCHRUN, updated
+from tests.incidents.table import OUTCOMES, PAGE, ROWS, updated
 from tests.integration.queues.queue import CHIP, installed
 
 __all__ = ["namespace", "victim"]
@@ -25,7 +26,7 @@ def kueue(victim: Victim) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put incidents in a queue last: Kueue's webhook then judges all Jobs, torchrun's too."""
+    """Put incidents in a queue last: Kueue's webhook then judges all Jobs."""
     items.sort(key=_is_queued)
 
 
@@ -44,15 +45,16 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Print the lines again, and write the table to the docs if `--write-table` is given."""
-    rows, torchrun = config.stash.get(ROWS, []), config.stash.get(TORCHRUN, {})
+    rows, outcomes = config.stash.get(ROWS, []), config.stash.get(OUTCOMES, {})
     for row in rows:
         terminalreporter.write_line(row.text())
-    for name, cell in torchrun.items():
-        terminalreporter.write_line(f"torchrun: {name}: {cell}")
+    for (column, name), cell in outcomes.items():
+        terminalreporter.write_line(f"{column}: {name}: {cell}")
     if not config.getoption("--write-table"):
         return
-    before = PAGE.read_text()
-    after = updated(before, rows, torchrun)
-    if after != before:
+    with exclusive(cache_dir("incidents") / "table.lock", waiting_for="another column"):
+        before = PAGE.read_text()
+        after = updated(before, rows, outcomes)
         PAGE.write_text(after)
+    if after != before:
         terminalreporter.write_line(f"the table is written to {PAGE}")

@@ -14,7 +14,6 @@ from tests.cluster.preparation import images
 from tests.cluster.second_node import second, second_node
 from tests.e2e.environment import OPERATOR_NAMESPACE, operator_leader
 from tests.e2e.jobs import TRAINER_IMAGE, Job, digits_job, force_delete
-from tests.e2e.kubectl import wait_for
 from tests.e2e.queues import Queue, queued
 from tests.e2e.test_queues import leaves_no_pod
 from tests.incidents import faults
@@ -169,11 +168,7 @@ def _slow_down_for_good(scene: Scene) -> None:
     """Slow one pod's rank down until the pod is gone, with a spare on the other node."""
     first, other = scene.victim.node, second(scene.victim.node)
     other.set_capacity(_SEAT, 2)
-    wait_for(
-        lambda: scene.job.status().ready.endswith("+1"),
-        what="the spare",
-        describe=scene.job.status,
-    )
+    scene.wait(lambda: scene.job.status().ready.endswith("+1"), what="the spare")
     slow, spare = scene.pod(1), scene.pod(2)
     assert [pod["spec"]["nodeName"] for pod in (slow, spare)] == [first.node_name, other.node_name]
     with faults.throttled(slow, percent=3):
@@ -270,7 +265,7 @@ INCIDENTS: Final = (
         inject=_lose_registry,
         around=_image_of_its_own,
         image=_REMOVABLE,
-        torchrun=False,
+        others=False,
         plain=False,
         expected=Expected(words="Deleted|Vanished", new_pods=range(1, 2)),
     ),
@@ -322,7 +317,7 @@ INCIDENTS: Final = (
             "restart": {"slowRank": {"factor": 1.5, "forSeconds": 5, "action": "Replace"}},
         },
         limits={_SEAT: "1"},
-        torchrun=False,
+        others=False,
         plain=False,
         expected=Expected(
             class_="Infrastructure", words="SlowRank", new_pods=range(2, 3), keeps_steps=True
@@ -334,7 +329,7 @@ INCIDENTS: Final = (
         done="the kubelet of one of four nodes refuses each pod",
         inject=_is_avoided,
         around=_poison,
-        torchrun=False,
+        others=False,
         plain=False,
         expected=Expected(
             class_="Infrastructure",
@@ -351,7 +346,7 @@ INCIDENTS: Final = (
         inject=_finish_in_queue,
         around=_queue,
         queued=True,
-        torchrun=False,
+        others=False,
         plain=False,
         expected=Expected(failures=range(1), new_groups=range(1)),
     ),

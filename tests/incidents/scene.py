@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME
+from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB_NAME
 
 from tests.chaos.accounts import Begun
 from tests.chaos.conftest import Victim
@@ -49,10 +49,14 @@ class Incident:
     """Of each pod, beside the usual ones."""
     queued: bool = False
     """In a queue of Kueue."""
-    torchrun: bool = True
-    """It also happens to torchrun in a Job, without the operator."""
+    others: bool = True
+    """It also happens to jobs of other controllers, without the operator."""
     around: Callable[[Scene], AbstractContextManager[None]] = lambda _: nullcontext()
     """The state of the cluster while the job runs; the job's claims exist already."""
+
+
+class SpoiledError(Exception):
+    """The job trains on with something that it must not use."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Scene:
     kind: ClassVar = "ddpjob"
     selector: ClassVar = LABEL_JOB_NAME
     """The label of the job's pods."""
+    index: ClassVar = LABEL_INDEX
+    """The label of a pod with its place in the job."""
 
     victim: Victim
     kubectl: Kubectl
@@ -72,6 +78,11 @@ class Scene:
     def job(self) -> Job:
         """Return the job."""
         return Job(self.kubectl, self.incident.name)
+
+    @property
+    def plain(self) -> bool:
+        """Return whether the job runs the script that uses torch alone."""
+        return self.incident.plain
 
     @property
     def trace(self) -> Path:
@@ -104,7 +115,7 @@ class Scene:
     def wait_until_running(self) -> None:
         """Wait until the operator can restart the job in the smallest scope."""
         self.job.wait_until("Running")
-        self.job.wait_until_launcher_answers("InPlace" if self.incident.plain else "Pod")
+        self.job.wait_until_launcher_answers("InPlace" if self.plain else "Pod")
 
     def pods(self) -> list[Any]:
         """Return the job's pods."""
@@ -122,28 +133,33 @@ class Scene:
     def wait_until_gone(self, pod: Any) -> None:
         """Wait until the API server has no such pod."""
         name = pod["metadata"]["name"]
-        wait_for(
+        self.wait(
             lambda: all(each["metadata"]["name"] != name for each in self.pods()),
             what=f"end of {name}",
-            describe=self.job.status,
         )
 
     def wait_for_steps(self, count: int = 10) -> None:
         """Wait until all ranks have trained so many more steps together."""
         goal = max(self.log.last()) + count
-        wait_for(
-            lambda: min(self.log.last()) >= goal,
-            what=f"step {goal} of all ranks",
-            describe=self.job.status,
-        )
+        self.wait(lambda: min(self.log.last()) >= goal, what=f"step {goal} of all ranks")
 
     def wait_until_rank_is_named_slow(self, rank: int) -> None:
         """Wait until the status names it."""
-        wait_for(
+        self.wait(
             lambda: (slow := self.job.status().slow_rank) is not None and slow.rank == rank,
             what="the slow rank in the status",
-            describe=self.job.status,
         )
+
+    def wait_until_claim_is_missed(self) -> None:
+        """Wait until the status says that pods lack their claim."""
+        self.wait(
+            lambda: "persistentvolumeclaim" in self.job.status().message,
+            what="the missing claim in the status",
+        )
+
+    def wait(self, look: Callable[[], Any], *, what: str) -> Any:
+        """Wait until something true is returned, and return it."""
+        return wait_for(look, what=what, describe=self.job.status)
 
     def order(self, what: str, *ranks: int) -> None:
         """Give scripts of ranks an order for the same step, five steps from now."""
@@ -159,9 +175,7 @@ class Scene:
         status = self.job.status()
         return Seen(
             steps=steps,
-            last_step=self.incident.steps
-            if self.incident.plain
-            else last_words(status)["totalSteps"],
+            last_step=self.incident.steps if self.plain else last_words(status)["totalSteps"],
             phases={name: pod["status"]["phase"] for name, pod in pods.items()},
             new_pods=len(names) - self.incident.replicas,
             new_groups=self._groups(pods, steps) - 1,
@@ -202,7 +216,7 @@ class Scene:
             **incident.spec,
         }
         manifest: Any
-        if incident.plain:
+        if self.plain:
             script = Path(training.__file__).read_text()
             command = "python -m ddp_trainer.launch -- python /tmp/script.py"
             manifest = script_job(incident.name, script, command, **spec)

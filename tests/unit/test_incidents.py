@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import pytest
 from ddp_operator.api.status import DDPJobStatus
 
 from tests.chaos.accounts import Begun
 from tests.incidents.incidents import INCIDENTS
-from tests.incidents.table import Row, updated
+from tests.incidents.table import Column, Row, updated
 from tests.incidents.verdict import Expected, Seen
 
 FAILURE = {
@@ -101,7 +101,7 @@ def test_rank_may_repeat_only_the_running_step(steps: list[int], complaints: lis
 
 
 def lines_of(page: str) -> dict[str, str]:
-    """Return the first, third and last cell of each row."""
+    """Return the verdict and the last cell of each row, by its first one."""
     table = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     return {cells[0]: f"{cells[2]}, {cells[-1]}" for cells in table[2:]}
 
@@ -111,12 +111,17 @@ class TestTable:
 
     PAGE: ClassVar = "text\n<!-- written by `make incidents` -->\n\n| old |\n\n<!-- end -->\n"
     PASSED: ClassVar = [Row(incident, "passed", 5.0, 1, 0) for incident in INCIDENTS]
-    ENDED: ClassVar = {incident.name: "finished" for incident in INCIDENTS if incident.torchrun}
+    ENDED: ClassVar = {
+        (column, incident.name): f"{column} {len(incident.name)}"
+        for incident in INCIDENTS
+        if incident.others
+        for column in get_args(Column)
+    }
 
     def test_complete_run_writes_all_cells(self) -> None:
         complaints = lines_of(updated(self.PAGE, self.PASSED, self.ENDED))
         assert complaints == {
-            incident.what: f"passed, {'finished' if incident.torchrun else 'not tried'}"
+            incident.what: f"passed, {self.ENDED.get(('TrainJob', incident.name), 'not tried')}"
             for incident in INCIDENTS
         }
 
@@ -140,9 +145,10 @@ class TestTable:
         complaints = lines_of(updated(page, [new], {}))
         assert complaints[new.incident.what].startswith("passed, ")
 
-    def test_each_outcome_of_torchrun_has_its_cell(self) -> None:
+    @pytest.mark.parametrize("column", get_args(Column))
+    def test_each_outcome_of_others_has_its_cell(self, column: Column) -> None:
         whole = updated(self.PAGE, self.PASSED, self.ENDED)
-        name = INCIDENTS[0].name
-        outcomes = {**self.ENDED, name: "failed"}
-        assert updated(whole, [], {name: "failed"}) == updated(whole, self.PASSED, outcomes)
-        assert updated(whole, [], {name: "failed"}) != whole
+        failed = {(column, INCIDENTS[0].name): "failed"}
+        outcomes = {**self.ENDED, **failed}
+        assert updated(whole, [], failed) == updated(whole, self.PASSED, outcomes)
+        assert updated(whole, [], failed) != whole

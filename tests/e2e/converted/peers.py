@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.bench.server.peers import Controllers
-from tests.cluster import provider
+from tests.cluster import Cluster, provider
 from tests.cluster.node import Node
 from tests.cluster.processes import stop
 from tests.e2e.converted import inputs
@@ -18,17 +18,20 @@ _NAMES = ("jobset", "trainer")
 
 
 @contextmanager
-def running_peers(kubectl: Kubectl, scratch: Path) -> Iterator[None]:
-    """Run them for the length of a `with` block; their CRDs and all their jobs go at its end."""
-    node = provider.running()
+def running_peers(kubectl: Kubectl, scratch: Path, node: Cluster | None = None) -> Iterator[None]:
+    """Run them for the length of a `with` block; their CRDs and all their jobs go at its end.
+
+    They run beside `node`, by default the one that is running under the default name.
+    """
+    node = node or provider.running()
     assert isinstance(node, Node), "the controllers run beside a bare node alone"
     assert node.kubeconfig == kubectl.kubeconfig, "another cluster runs by that name"
     controllers = Controllers(node, scratch)
     processes = []
     try:
         controllers.install_crds()
-        runtime = "clustertrainingruntimes.trainer.kubeflow.org"
-        kubectl.run("wait", "--for=condition=Established", f"crd/{runtime}", "--timeout=80s")
+        # A controller ends if one of its kinds is not served yet.
+        kubectl.run("wait", "--for=condition=Established", "crd", "--all", "--timeout=80s")
         kubectl.apply(inputs.runtime())
         processes = [node.spawn_beside(name, controllers.command(name)) for name in _NAMES]
         controllers.install_webhooks()
