@@ -20,7 +20,7 @@ from tests.incidents.scene import Scene, SpoiledError
 from tests.incidents.verdict import Training
 
 DEADLINE_SECONDS: Final = 120.0
-"""Of each wait for steps, for a pod, or for the end of the job."""
+"""Without a further step, of each wait for steps, for a pod, or for the end of the job."""
 SLOW_SECONDS: Final = 20.0
 MISSED_CLAIM_SECONDS: Final = 10.0
 PORT: Final = 29400
@@ -28,7 +28,7 @@ _POLL_SECONDS: Final = 0.5
 
 
 class NotFinishedError(Exception):
-    """The job has ended, or did not get as far as the incident needs before the deadline."""
+    """The job has ended, or trained no further before the deadline."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,15 @@ class OtherScene(Scene):
         return Outcome("failed" if end else "not finished", seconds)
 
     def wait(self, look: Callable[[], Any], *, what: str = "") -> Any:  # noqa: ARG002
-        """Wait as long as the job has not ended, at most until the deadline."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
+        """Wait as long as the job has not ended, and trains further before each deadline."""
+        trained, deadline = self.log.last(), time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < deadline:
             if found := look():
                 return found
             if self._end():
                 break
+            if (steps := self.log.last()) != trained:
+                trained, deadline = steps, time.monotonic() + DEADLINE_SECONDS
             time.sleep(_POLL_SECONDS)
         raise NotFinishedError
 
