@@ -64,6 +64,13 @@ class Nodes(tuple[Node, ...]):
 
     _replaced: "tuple[tuple[Node, ...], Nodes] | None" = None
 
+    @cached_property
+    def copy_orders(self) -> dict[str, tuple[object, str]]:
+        """By job UID: its group's order of copies among these nodes, after what tells the group
+        from any other. Not part of the value.
+        """
+        return {}
+
     def replacing(self, changed: tuple[Node, ...]) -> "Nodes":
         """Return the nodes with some of them changed. The last result is kept."""
         if self._replaced is None or self._replaced[0] != changed:

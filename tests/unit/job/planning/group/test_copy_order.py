@@ -1,6 +1,8 @@
 """The order by which launchers place copies in memory: what it is, and when it is sent."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -9,7 +11,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Node
+from ddp_operator.ports import Node, Nodes
 from ddp_protocol.copies import fingerprint, read_order
 from ddp_protocol.world import GroupAssignment, LauncherStatus
 
@@ -103,6 +105,46 @@ def test_next_generation_has_the_order_of_its_pods() -> None:
     planned = looked(job, moved, fingerprint("0,2,1,3"), **knowing(moved, 1, start=False))
     orders = [assignment.group.copy_order for assignment in planned.assignments]
     assert orders == ["0,2-3,1", "", "", ""]
+
+
+class CountedNodes(Nodes):
+    """Nodes that count how often one is looked up by its name."""
+
+    lookups = 0
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        outer = self
+
+        class Counted(dict[str, Node]):
+            def get(self, name: str, default: Any = None) -> Any:
+                outer.lookups += 1
+                return super().get(name, default)
+
+        return Counted({node.name: node for node in self})
+
+
+def test_nodes_are_looked_up_again_only_for_other_pods_or_nodes() -> None:
+    job, pods = trains("11", "21", "12", "21")
+    nodes = CountedNodes(NODES)
+    job = stored(job, looked(job, pods, nodes=nodes))  # the first plan also shows the placement
+    nodes.lookups = 0
+    for _ in range(3):
+        assert order_sent(looked(job, pods, nodes=nodes)) == "0,2,1,3"
+        assert looked(job, pods, fingerprint("0,2,1,3"), nodes).assignments == ()
+    assert nodes.lookups == 0
+
+    other = CountedNodes([*NODES[:2], replace(NODES[2], labels=NODES[0].labels)])
+    assert order_sent(looked(job, pods, nodes=other)) == "0-1,3,2"
+    assert other.lookups == len(pods)
+
+    job = stored(job, looked(job, pods, nodes=nodes, failures=(failure(pods[1]),)))
+    moved = [*pods[:3], replace(pods[3], node="12")]
+    nodes.lookups = 0
+    for _ in range(3):
+        sent = looked(job, moved, "", nodes, **knowing(moved, 1, start=False)).assignments
+        assert sent[0].group.copy_order == "0,2-3,1"
+    assert nodes.lookups == len(pods)
 
 
 def test_order_of_5000_pods_fits_into_the_message() -> None:
