@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from ddp_protocol.message import OR_NONE, Bounds, Count, Message, Time
@@ -44,10 +44,10 @@ class PaceStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerStatus(Message):
-    """The answer to GET /status. None: unknown."""
+class TrainingReport(Message):
+    """What a training reports while it runs and at its end. None: unknown."""
 
-    step: Count
+    step: Count | None = None
     """Optimizer steps completed since the beginning of training."""
     last_step_time: Time | None = None
     """Time of the last completed step: UTC, as in 2026-11-21T03:00:00.250Z.
@@ -59,21 +59,30 @@ class TrainerStatus(Message):
     that is kept. So it contains no start, no failure, and no step that was trained again.
     """
     total_steps: Count | None = None
-    epoch: Count | None = None
-    """Current epoch, counted from 1."""
     loss: float | None = None
+    """Mean over ranks at the last logged step."""
     accuracy: float | None = None
     """Newest score of the model, usually an accuracy; higher is better."""
     accuracy_step: Count | None = None
     """Step of that score; None: the present step."""
-    samples_per_second: float | None = None
     metrics: Annotated[Mapping[str, float] | None, OR_NONE] = None
     """The script's own metrics, the newest value of each name."""
-    pace: PaceStatus | None = None
     checkpoint: CheckpointStatus | None = None
     resumed: Resumption | None = None
     """Start of the current group; later steps of earlier groups are trained again."""
-    first_steps: Annotated[tuple[Resumption, ...], Bounds(0, 16)] | None = None
-    """First steps of this group and earlier ones, oldest first; None: they are not recorded."""
     done: Annotated[bool | None, OR_NONE] = None
     """True: the job's result is safe, so a pod that is lost from now on has completed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerStatus(TrainingReport):
+    """The answer to GET /status. None: unknown."""
+
+    step: Count = field()
+    """As above, but always there."""
+    epoch: Count | None = None
+    """Current epoch, counted from 1."""
+    samples_per_second: float | None = None
+    pace: PaceStatus | None = None
+    first_steps: Annotated[tuple[Resumption, ...], Bounds(0, 16)] | None = None
+    """First steps of this group and earlier ones, oldest first; None: they are not recorded."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import signal
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+
+from ddp_protocol.progress import TrainingReport
 
 from ddp_trainer.exit_codes import ExitCode, of_signal
 from ddp_trainer.process_group.lost_peers import tells_of_lost_peer
@@ -27,11 +29,6 @@ _FOR_OPERATOR = (
     ExitCode.FLIPPED_BITS,
 )
 """Exit codes after which another process in the same pod cannot help."""
-_OF_STATUS = (
-    *("step", "last_step_time", "trained_seconds", "resumed", "total_steps", "loss", "accuracy"),
-    *("accuracy_step", "metrics", "checkpoint", "done"),
-)
-"""What a report has in common with a status."""
 _OF_OTHERS = (ExitCode.LOST_PEER, ExitCode.NEW_PROCESS)
 """Exit codes that other ranks' losses cause."""
 
@@ -188,7 +185,7 @@ class PodResult:
         """
         if status is None or self.report.step is not None:
             return self
-        numbers = {name: getattr(status, name) for name in _OF_STATUS}
+        numbers = {field.name: getattr(status, field.name) for field in fields(TrainingReport)}
         return replace(self, report=replace(self.report, **numbers))
 
     def noting(self, remark: str) -> PodResult:

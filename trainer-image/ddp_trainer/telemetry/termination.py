@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddp_protocol.message import from_json, to_json
-from ddp_protocol.progress import CheckpointStatus, Resumption
+from ddp_protocol.progress import TrainingReport
 
 REPORT_FD_VARIABLE = "DDP_REPORT_FD"
 """The inherited file descriptor for a rank's report."""
@@ -47,24 +47,9 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TerminationReport:
+class TerminationReport(TrainingReport):
     """The report of a rank. None: unknown, or not reached."""
 
-    step: int | None = None
-    """Optimizer steps completed since the beginning of training."""
-    last_step_time: str | None = None
-    trained_seconds: float | None = None
-    """As in `Status`, with the time of that step."""
-    resumed: Resumption | None = None
-    total_steps: int | None = None
-    loss: float | None = None
-    """Mean over ranks at the last logged step."""
-    accuracy: float | None = None
-    """On the whole test set, 0 to 1."""
-    accuracy_step: int | None = None
-    metrics: Mapping[str, float] | None = None
-    """As in `Status`; the line has only a few, and none beside an error."""
-    checkpoint: CheckpointStatus | None = None
     error: str | None = None
     printed: bool | None = None
     """True: the rank reported no error itself; `error` contains its last output after the first
@@ -76,15 +61,16 @@ class TerminationReport:
 
     False: not yet, and another process may replace the rank. None: not reported.
     """
-    done: bool | None = None
-    """As in `Status`."""
     left: bool | None = None
     """True: the pod is no longer in the group; the others continue without the rank."""
     dumps: bool | None = None
     """True: the pod shows dumps of its ranks' collectives, from before their end."""
 
     def to_json(self) -> str:
-        """Return a line that fits a termination message: camelCase keys, no unknown values."""
+        """Return a line that fits a termination message: camelCase keys, no unknown values.
+
+        It has only a few metrics, and none beside an error.
+        """
         if self.error is None:
             few = dict(itertools.islice((self.metrics or {}).items(), _MAX_METRICS))
             return to_json(replace(self, metrics=few or None))
