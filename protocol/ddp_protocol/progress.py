@@ -49,6 +49,9 @@ class TrainingReport(Message):
 
     step: Count | None = None
     """Optimizer steps completed since the beginning of training."""
+    code: Annotated[str | None, Bounds(0, 64), OR_NONE] = None
+    """ID of the code that reports this, see `code_archive`. The launcher adds it. Empty or None:
+    unknown."""
     last_step_time: Time | None = None
     """Time of the last completed step: UTC, as in 2026-11-21T03:00:00.250Z.
 

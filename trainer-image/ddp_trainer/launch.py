@@ -172,6 +172,7 @@ def _supervise(
             trainjob_token=trainjob_token,
             world=WorldRequests(world, rank_environment) if rank_environment.can_change else None,
             memory=memory_requests,
+            code=code,
         )
     needs_port = ""
     if rank_environment.initial.node_rank is None:

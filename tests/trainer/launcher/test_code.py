@@ -82,6 +82,30 @@ def test_ranks_restart_with_code_that_was_sent(
         assert pod.log.count("the pod has new code:") == 2
 
 
+def test_status_and_last_words_name_the_code_of_the_ranks(tmp_path: Path) -> None:
+    folder = code_folder(tmp_path)
+    reports = """
+if os.environ["RANK"] == "0":
+    new = pathlib.Path(os.environ["DDP_STATUS_FILE"] + ".new")
+    new.write_text(json.dumps({"step": 100 // value.VALUE, "code": "of the script"}))
+    new.rename(os.environ["DDP_STATUS_FILE"])
+"""
+    with world_job(tmp_path, prelude=USES.format(work=str(folder / WORK)) + reports) as job:
+        pod = job.start(0, variables={"DDP_CODE_DIR": str(folder)})
+        pod.wait_for(1)
+        first, second = archive(1)[0], send(folder, 20)
+        assert pod.request("GET", "/status") == (200, {"step": 100, "code": first})
+        assert pod.tell(2, 0, code=second, start=False) == (200, 2)
+        pod.wait_for_log("generation 2: waiting for the other pods")
+        assert pod.request("GET", "/status") == (200, {"step": 100, "code": first})
+        assert pod.tell(2, 0, code=second) == (200, 2)
+        pod.wait_for(2)
+        assert pod.request("GET", "/status") == (200, {"step": 5, "code": second})
+        job.finish()
+        assert pod.wait() == 0
+        assert pod.message == {"step": 5, "code": second, "exitCode": 0, "rank": 0}
+
+
 def test_code_that_was_not_sent_ends_the_pod(tmp_path: Path) -> None:
     folder = code_folder(tmp_path)
     with world_job(tmp_path) as job:

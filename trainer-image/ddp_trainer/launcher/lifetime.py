@@ -140,12 +140,11 @@ class Lifetime:
             if not self._world.begin(assignment):
                 continue
             self._begins(assignment, True)
-            if self._code is not None:
-                self._code.use(assignment.code)
+            self._prepare(assignment)
             ranks = self._take(assignment)
             ends = self._supervisor.run(ranks, self._on_event)
             self._world.ranks_run(None)
-            verdict = self._judge(ends)
+            verdict = self._judge(ends).of_code(self._code.id if self._code is not None else "")
             if self._supervisor.told_to_stop:
                 return _stopped(verdict.report) if self._left_early(ends, verdict) else verdict
             if not self._continues(ends, verdict):
@@ -171,9 +170,9 @@ class Lifetime:
                 return assignment
             if assignment is not waits:
                 waits = assignment
-                if assignment.node_rank is None and self._code is not None:
+                if assignment.node_rank is None:
                     # A pod that lacks the code fails here, where that costs the group nothing.
-                    self._code.use(assignment.code)
+                    self._prepare(assignment)
                 self._supervisor.warm_up()
                 log_to_stdout("launcher")
                 what = (
@@ -199,14 +198,22 @@ class Lifetime:
             self._supervisor.idle(until=until)
         return None
 
+    def _prepare(self, assignment: Assignment) -> None:
+        """Remove the status of earlier ranks, and then replace the code; no rank runs.
+
+        That status would look like a hang, or like one of the new code.
+        """
+        if assignment is not self._world.initial and self._status_file is not None:
+            with contextlib.suppress(OSError):
+                self._status_file.remove()
+        if self._code is not None:
+            self._code.use(assignment.code)
+
     def _take(self, assignment: Assignment) -> Mapping[int, Mapping[str, str]]:
         """Write the assignment file for the ranks, and return their variables."""
         self._current, self._superseded = assignment, False
         if assignment is not self._world.initial:
             self._write(assignment)
-            if self._status_file is not None:
-                with contextlib.suppress(OSError):
-                    self._status_file.remove()  # the status of earlier ranks would look like a hang
         return self._settle(assignment)
 
     def _settle(self, assignment: Assignment) -> Mapping[int, Mapping[str, str]]:

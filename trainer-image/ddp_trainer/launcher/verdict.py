@@ -174,6 +174,10 @@ class PodResult:
     report: TerminationReport
     """Report of the deciding rank: the first one that failed by itself."""
 
+    def of_code(self, code_id: str) -> PodResult:
+        """Return the result of a pod with this code; empty: unknown."""
+        return replace(self, report=replace(self.report, code=code_id or None))
+
     def with_dumps(self, shown: bool) -> PodResult:
         """Return the verdict of a pod that may show dumps of its ranks' collectives."""
         return replace(self, report=replace(self.report, dumps=shown or None))

@@ -27,6 +27,7 @@ from urllib.parse import parse_qs
 from ddp_protocol.message import to_json
 from ddp_protocol.world import FAILURES_PATH, WORLD_PATH, FailureReport, GroupAssignment
 
+from ddp_trainer.launcher.code import PodCode
 from ddp_trainer.launcher.port_conflicts import taken
 from ddp_trainer.launcher.status_server import trainjob
 from ddp_trainer.launcher.status_server.bounded_http import (
@@ -92,12 +93,14 @@ def serve_status(
     trainjob_token: str = "",
     world: WorldRequests | None = None,
     memory: MemoryRequests | None = None,
+    code: PodCode | None = None,
 ) -> bool:
     """Serve the status file at `path` from a thread, to the end of this process.
 
     `trainjob_token`: token of scripts that report as in a TrainJob; empty: none does.
     `world`: handles requests about the pod's assignment; None: the assignment cannot change.
     `memory`: handles requests about snapshots in memory; None: the job keeps none.
+    `code`: the pod's code, which the status names; None: it cannot change.
     Returns False if the port is not available, which is logged.
     """
     try:
@@ -105,7 +108,7 @@ def serve_status(
     except OSError as error:
         _logger.warning("cannot serve /status: %s", taken(port, error))
         return False
-    server.world, server.memory = world, memory
+    server.world, server.memory, server.code = world, memory, code
     serve = partial(server.serve_forever, poll_interval=_POLL_SECONDS)
     threading.Thread(target=serve, name="launcher: serves the status", daemon=True).start()
     return True
@@ -141,6 +144,7 @@ class _Server(BoundedServer):
         self.trainjob = TrainJobStatus(self._file, trainjob_token) if trainjob_token else None
         self.world: WorldRequests | None = None
         self.memory: MemoryRequests | None = None
+        self.code: PodCode | None = None
         self._errors = DistinctErrors(_logger, "cannot read the status file")
         self._commands: deque[str] = deque(maxlen=_COMMANDS)
         self._commands_lock = threading.Lock()
@@ -148,11 +152,15 @@ class _Server(BoundedServer):
 
     def status(self) -> Status | None:
         """Return the training's status, if there is a valid one; log an error once."""
+        # The file is removed before the code changes. So if it changes just now, newer numbers may
+        # get the name of the code before, but never older ones that of new code.
         try:
-            return self._file.read()
+            code_id = self.code.id if self.code is not None else None
+            status = self._file.read()
         except (OSError, ValueError) as error:
             self._errors.log(error)
             return None
+        return replace(status, code=code_id) if status is not None else None
 
     def is_repeated(self, authorization: str) -> bool:
         """Return True if a command with this signature was here before; remember it."""
