@@ -24,6 +24,17 @@ print("rank", os.environ["RANK"], "has", (work / "version").read_text(), flush=T
 while not pathlib.Path(__file__).with_name("end").exists():
     time.sleep(0.05)
 """
+REPORTS = SCRIPT.replace(
+    "while not",
+    """
+version = int((work / "version").read_text().split()[1])
+if os.environ["RANK"] == "0":
+    status = pathlib.Path(os.environ["DDP_STATUS_FILE"])
+    status.with_suffix(".new").write_text('{"step": %d, "loss": %d}' % (100 // version, version))
+    status.with_suffix(".new").rename(status)
+while version == 1 and not""",
+)
+"""Its first version trains on after step 100, and its second one ends at step 50."""
 PODS = 2
 EDITS = 3
 
@@ -61,6 +72,28 @@ def manifest(folder: Path, script: Path) -> dict[str, Any]:
     }
 
 
+async def begin(client: AsyncLocalClient, tmp_path: Path, text: str) -> tuple[AsyncJob, list[Path]]:
+    """Start a job with the first version of the code; return the folders of its pods, too."""
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    folders = [tmp_path / "code" / f"edited-0-{index}" for index in range(PODS)]
+    first, packed = archive(1)
+    for folder in folders:
+        folder.mkdir(parents=True)
+        unpack(packed, first.id, folder)
+    return await client.apply(manifest(tmp_path / "code", script)), folders
+
+
+async def send(client: AsyncLocalClient, job: AsyncJob, folders: list[Path], version: int) -> None:
+    """Send a version to the pods, and ask for it."""
+    code, packed = archive(version)
+    for folder in folders:
+        (folder / SENT / code.id).write_bytes(packed)
+    change = {"metadata": {"annotations": {ANNOTATION_CODE: str(code)}}}
+    stored = await job.read()
+    await client._backend.patch(stored.key, stored.uid, change)
+
+
 async def until_answered(job: AsyncJob) -> None:
     """Wait until the operator knows that the launchers restart processes in their pods."""
 
@@ -82,23 +115,11 @@ async def until_printed(job: AsyncJob, version: int) -> None:
 async def test_processes_restart_with_each_new_code(
     client: AsyncLocalClient, tmp_path: Path
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    folders = [tmp_path / "code" / f"edited-0-{index}" for index in range(PODS)]
-    first, packed = archive(1)
-    for folder in folders:
-        folder.mkdir(parents=True)
-        unpack(packed, first.id, folder)
-    job = await client.apply(manifest(tmp_path / "code", script))
+    job, folders = await begin(client, tmp_path, SCRIPT)
     await until_printed(job, 1)
     await until_answered(job)
     for version in range(2, EDITS + 2):
-        code, packed = archive(version)
-        for folder in folders:
-            (folder / SENT / code.id).write_bytes(packed)
-        change = {"metadata": {"annotations": {ANNOTATION_CODE: str(code)}}}
-        stored = await job.read()
-        await client._backend.patch(stored.key, stored.uid, change)
+        await send(client, job, folders, version)
         await until_printed(job, version)
     (tmp_path / "end").touch()
     status: DDPJobStatus = await job.wait(timeout=60)
@@ -108,3 +129,22 @@ async def test_processes_restart_with_each_new_code(
     assert status.world.generation == EDITS
     printed = [line.text async for line in job.logs() if "has version" in line.text]
     assert len(printed) == PODS * (EDITS + 1), "each version started once in each pod"
+
+
+async def test_result_is_that_of_new_code_though_it_ends_at_once_with_fewer_steps(
+    client: AsyncLocalClient, tmp_path: Path
+) -> None:
+    job, folders = await begin(client, tmp_path, REPORTS)
+    await until_answered(job)
+
+    async def reported() -> bool:
+        progress = (await job.status()).progress
+        return progress is not None and progress.step == 100
+
+    await eventually(reported, interval_seconds=0.1)
+    await send(client, job, folders, 2)
+    status: DDPJobStatus = await job.wait(timeout=60)
+    assert (status.phase, status.attempt) == ("Succeeded", 0)
+    result = await job.result()
+    assert (result.step, result.loss) == (50, 2)
+    assert [row.step for row in result.rows] == [50]

@@ -67,7 +67,8 @@ class Result:
         """Read the result from a job. `rows`: a curve with more steps than the job's own."""
         status = job.status
         progress, saved, notes = status.progress, status.checkpoint, status.bookkeeping
-        rows = curve.rows(notes.curve) if rows is None else rows
+        if rows is None:  # without progress, the curve is that of code which was replaced
+            rows = curve.rows(notes.curve) if progress else ()
         losses = [row.loss for row in rows if row.loss is not None]
         scores = [row.accuracy for row in rows if row.accuracy is not None]
         best = curve.best(rows)

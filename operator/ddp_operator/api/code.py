@@ -46,6 +46,15 @@ class Code(NamedTuple):
         return {"name": PARTS_VOLUME, "projected": {"sources": sources}}
 
 
+def is_other(known: str, reported: str) -> bool:
+    """Return whether a launcher reports the ID of other code than that on record.
+
+    `known`: as the annotation names it. Either is empty if it is unknown.
+    """
+    code = Code.parse(known)
+    return code is not None and reported not in ("", code.id)
+
+
 def takes_code(spec: DDPJobSpec) -> bool:
     """Return whether the job's pods have the volume for a code's parts."""
     volumes = (spec.template.get("spec") or {}).get("volumes") or ()

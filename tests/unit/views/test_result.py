@@ -73,6 +73,11 @@ def test_job_that_reports_nothing_says_so() -> None:
     ]
 
 
+def test_curve_of_replaced_code_is_not_the_result_of_new_code() -> None:
+    result = Result.of(seen("Running", "PodsReady", "", bookkeeping={"curve": CURVE}))
+    assert (result.step, result.loss, result.best, result.rows) == (None, None, None, ())
+
+
 def test_metrics_file_gives_each_logged_step() -> None:
     lines = [
         '{"kind": "training", "step": 1, "time": "2026-03-01T12:00:01Z", "loss": 3.0}',

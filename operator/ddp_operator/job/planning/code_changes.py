@@ -16,6 +16,7 @@ from ddp_operator.job.planning.decisions import (
 from ddp_operator.job.planning.group import local_checkpoints
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.status.progress import without_progress
 from ddp_operator.ports import Event
 
 REFUSED: Final = "CodeRefused"
@@ -35,7 +36,7 @@ def change(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     if why := _refusal(job):
         message = f"annotation {ANNOTATION_CODE} is ignored: {why}"
         return Plan(status, decided=True, events=(Event(REFUSED, message, warning=True),))
-    status = status.noting(code=requested)
+    status = without_progress(status.noting(code=requested))
     if status.start_time is None or status.is_true("Suspended"):
         return Plan(status, decided=True)  # the next pods have it
     status = without_pause(status).noting(

@@ -38,6 +38,11 @@ def best(points: Sequence[Row]) -> Row | None:
     return max(scores, key=lambda row: row.accuracy or 0.0, default=None)
 
 
+def until(text: str, step: int) -> str:
+    """Return the curve without the rows after a step."""
+    return _text(row for row in rows(text) if row.step <= step)
+
+
 def extended(text: str, report: TrainerStatus) -> str:
     """Return the curve with what a trainer reports.
 
@@ -48,7 +53,7 @@ def extended(text: str, report: TrainerStatus) -> str:
         return text
     last = _step(text.rpartition(" ")[2])
     if report.step < last:
-        text = _text(row for row in rows(text) if row.step <= report.step)
+        text = until(text, report.step)
         last = _step(text.rpartition(" ")[2])
     at = report.step if report.accuracy_step is None else report.accuracy_step
     is_new = report.accuracy is not None and _is_new(text, report, at)

@@ -9,6 +9,7 @@ from typing import Final
 from ddp_protocol.message import InvalidMessageError, moment
 from ddp_protocol.progress import TrainerStatus
 
+from ddp_operator.api.code import is_other
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import MAX_METRICS, CheckpointRecord, DDPJobStatus, Progress
 from ddp_operator.api.values.limits import linear
@@ -35,9 +36,13 @@ class Report:
     """When it last did, by a clock that does not jump in between."""
 
     def concerns(self, job: DDPJob) -> bool:
-        """Return whether the reporting pod has node rank 0 in the job's present group."""
+        """Return whether the reporting pod has node rank 0 in the job's present group, and its
+        processes have the job's code.
+        """
         current = identity_at(job, members(job)[0], 0)
-        return self.owner_uid == job.uid and self.identity == current
+        if self.owner_uid != job.uid or self.identity != current:
+            return False
+        return self.status is None or _is_of_code(job.status, self.status)
 
 
 def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
@@ -58,6 +63,8 @@ def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -
         said = TrainerStatus.read(message)
     except InvalidMessageError:
         return status
+    if not _is_of_code(status, said):
+        return status
     known, checkpoint = status.bookkeeping, _checkpoint(status.checkpoint, said)
     if status.progress is None or said.step > status.progress.step:
         status = _with_progress(status, said, now)
@@ -68,6 +75,14 @@ def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -
     if status.progress is not None and said.step >= status.progress.step:
         status = _with_results(status, said)
     return status.updated(checkpoint=checkpoint)
+
+
+def without_progress(status: DDPJobStatus) -> DDPJobStatus:
+    """Return the status of a job with new code: the last numbers were those of the code before.
+
+    The curve stays until the new code reports from which step it continues.
+    """
+    return status.updated(progress=None).noting(metrics={})
 
 
 def resumption(before: DDPJobStatus, after: DDPJobStatus) -> int | None:
@@ -113,9 +128,17 @@ def is_done(status: DDPJobStatus) -> bool:
     return done_at is not None and since is not None and since <= done_at
 
 
+def _is_of_code(status: DDPJobStatus, said: TrainerStatus) -> bool:
+    """Return whether the job's present code reports this; True if the launcher does not know."""
+    return not is_other(status.bookkeeping.code, said.code or "")
+
+
 def _with_progress(status: DDPJobStatus, said: TrainerStatus, received: datetime) -> DDPJobStatus:
     known, began, trained = status.progress, said.resumed, said.trained_seconds
     received = received.replace(microsecond=0)
+    points = status.bookkeeping.curve
+    if known is None and points:  # the first report of new code, which may begin at step 0
+        points = curve.until(points, (began.step if began else 0) or -1)
     progress = Progress(
         step=said.step,
         total_steps=said.total_steps,
@@ -129,6 +152,7 @@ def _with_progress(status: DDPJobStatus, said: TrainerStatus, received: datetime
         trained_seconds=trained and round(trained, 3),
         resumed_step=began.step if began else None,
         resumed_at=moment(began.time) if began else None,
+        curve=points,
         done_at=(status.bookkeeping.done_at or received) if said.done else None,
     )
 

@@ -33,6 +33,7 @@ from tests.unit.job.planning.group.test_in_place import (
     plan_with,
     starts,
 )
+from tests.unit.job.status.test_progress import report
 
 OLD, NEW = "aaaaaaaaaaaa-0001/1", "bbbbbbbbbbbb-0002/2"
 
@@ -88,6 +89,20 @@ def test_new_code_restarts_processes_in_their_pods_uncharged(scope: str) -> None
     assert all(starts(planned).values())
     done = plan_with(job, pods, later(62), **knowing(pods, 1))
     assert condition(done, "Running")[0] == "True"
+
+
+@pytest.mark.parametrize("scope", ["InPlace", "Gang"])
+def test_new_code_begins_without_the_numbers_of_the_code_before(scope: str) -> None:
+    job, pods = running(restart={"scope": scope})
+    heard = report(100, metrics={"lr": 0.1}, code="aaaaaaaaaaaa-0001")
+    job = annotated(stored(job, plan(job, pods, later(50), report=heard)), OLD)
+    assert job.status.progress is not None
+    planned = plan(annotated(job, NEW), pods, later(60), launchers=LISTENS, report=heard)
+    assert planned.decided
+    assert (planned.status.progress, planned.status.bookkeeping.metrics) == (None, {})
+    job = annotated(stored(job, planned), NEW)
+    planned = plan(job, pods, later(61), launchers=LISTENS, report=heard)
+    assert planned.status.progress is None, "old processes report it"
 
 
 def test_failures_of_the_code_before_are_forgotten() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from ddp_protocol.message import moment
 from ddp_protocol.world import LauncherStatus, PodFailure
 
-from ddp_operator.api.code import Code
+from ddp_operator.api.code import is_other
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import budget, causes, records, restart_rules
@@ -75,8 +75,7 @@ def _accept_restarts(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 def _is_other(job: DDPJob, said: LauncherStatus) -> bool:
     """Return whether launchers led other pods than those on record, or the same with other code."""
-    code = Code.parse(job.status.bookkeeping.code)
-    other_code = code is not None and said.code not in ("", code.id)
+    other_code = is_other(job.status.bookkeeping.code, said.code)
     return other_code or said.members not in ("", format_slots(members(job)))
 
 
