@@ -14,7 +14,8 @@ from ddp_operator.ports import Key, Manifest
 from tests.simulation.kueue import Json, Kueue, condition, holds
 
 CHECK: Final = "elsewhere"
-PREBUILT: Final = "kueue.x-k8s.io/prebuilt-workload-name"
+_PREBUILT: Final = "kueue.x-k8s.io/prebuilt-workload-name"
+"""An annotation; before 0.18 it was a label."""
 _ORIGIN: Final = {"kueue.x-k8s.io/multikueue-origin": "multikueue"}
 _ON_MANAGER: Final = "EvictedOnManagerCluster"
 _WORKER_LOST: Final = timedelta(minutes=5)
@@ -131,11 +132,13 @@ class MultiKueue:
         if local is None:
             return
         if remote is None:
+            annotations = local["metadata"].get("annotations") or {}
             labels = local["metadata"].get("labels") or {}
             metadata = {
                 **local["metadata"],
                 "uid": f"{local['metadata']['uid']}-copy",
-                "labels": {**labels, PREBUILT: workload.name, **_ORIGIN},
+                "annotations": {**annotations, _PREBUILT: workload.name},
+                "labels": {**labels, **_ORIGIN},
             }
             spec = {name: value for name, value in local["spec"].items() if name != "managedBy"}
             self._worker.store_job({**local, "metadata": metadata, "spec": spec, "status": {}})

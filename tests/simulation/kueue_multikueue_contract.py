@@ -81,8 +81,7 @@ async def until_status(clusters: Clusters, status: Manifest) -> None:
 
 async def copy_names_its_workload_and_no_manager(clusters: Clusters) -> None:
     copied = await until_copied(clusters)
-    labels = copied["metadata"]["labels"]
-    assert labels["kueue.x-k8s.io/prebuilt-workload-name"] == clusters.workload
+    assert DDPJob.parse(copied).prebuilt_workload == clusters.workload
     assert "managedBy" not in copied["spec"]
     job = await clusters.job(clusters.manager)
     assert job is not None

@@ -15,7 +15,7 @@ from ddp_operator.api.constants import (
     ANNOTATION_CODE,
     ANNOTATION_RESTART_REQUESTED,
     GPU_RESOURCE,
-    LABEL_PREBUILT_WORKLOAD,
+    PREBUILT_WORKLOAD,
     TRAINER_CONTAINER,
 )
 from ddp_operator.api.rules import gpu_limit, violations, wants_host_network
@@ -33,12 +33,15 @@ from ddp_operator.api.values.limits import (
     MAX_SPEC_BYTES,
     MAX_SPEC_VALUES,
     has_too_many_values,
+    linear,
     most_values,
 )
 from ddp_operator.ports import Key, Manifest
 
 _UNPACKED: Final = 8
 """Large specs that stay parsed for the next decision: 3 MB each at most."""
+_POD_GROUP: Final = linear(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
+"""Names of Workloads with a pod group: the pods have a label with this value."""
 
 _ROOTS = {
     DDPJobSpec.__name__: "spec",
@@ -139,7 +142,7 @@ class DDPJob:
             spec=spec,
             status=status,
             spec_hash=same.spec_hash if same else _spec_hash(spec),
-            prebuilt_workload=(metadata.get("labels") or {}).get(LABEL_PREBUILT_WORKLOAD, ""),
+            prebuilt_workload="" if spec.managed_elsewhere else _prebuilt_workload(metadata),
             spec_as_stored=spec_as_stored,
             packed_spec=packed,
         )
@@ -250,6 +253,17 @@ def _annotation(metadata: Manifest, name: str) -> str:
     """Return as much of an annotation as the status keeps."""
     value: str = (metadata.get("annotations") or {}).get(name, "")
     return value[:MAX_WORD]
+
+
+def _prebuilt_workload(metadata: Manifest) -> str:
+    """Return the Workload that Kueue reads from a job's annotation, or otherwise from its label. An
+    annotation may hold any text; what cannot name a pod group is ignored.
+    """
+    for kind in ("annotations", "labels"):
+        name: str = (metadata.get(kind) or {}).get(PREBUILT_WORKLOAD, "")
+        if _POD_GROUP.fullmatch(name):
+            return name
+    return ""
 
 
 def _written(spec: Any) -> bytes:

@@ -340,16 +340,17 @@ COPY: dict[str, Any] = {
 }
 
 
-def store_labelled(world: World, workload: dict[str, Any] | None) -> None:
-    """Store a job with MultiKueue's label, and the Workload that it names."""
-    labelled = job(scheduling={"queueName": "team"})
-    labelled["metadata"]["labels"] = {"kueue.x-k8s.io/prebuilt-workload-name": THEIRS}
-    world.apply(labelled)
+def store_copied(world: World, workload: dict[str, Any] | None, kind: str = "annotations") -> None:
+    """Store a job with MultiKueue's annotation or label, and the Workload that it names."""
+    copied = job(scheduling={"queueName": "team"})
+    copied["metadata"][kind] = {"kueue.x-k8s.io/prebuilt-workload-name": THEIRS}
+    world.apply(copied)
     if workload is not None:
         stored = {"metadata": {"namespace": "default", "name": THEIRS, **workload}}
         world.cluster.applied["Workload"] = {Key("default", THEIRS): stored}
 
 
+@pytest.mark.parametrize("kind", ["annotations", "labels"])
 @pytest.mark.parametrize(
     "workload",
     [
@@ -360,22 +361,23 @@ def store_labelled(world: World, workload: dict[str, Any] | None) -> None:
     ],
     ids=["missing", "of another owner", "not a copy", "of another job"],
 )
-async def test_label_opens_no_pod_group_of_another_workload(
-    world: World, workload: dict[str, Any] | None
+async def test_metadata_opens_no_pod_group_of_another_workload(
+    world: World, workload: dict[str, Any] | None, kind: str
 ) -> None:
-    store_labelled(world, workload)
+    store_copied(world, workload, kind)
     await world.reconcile_fails(ForbiddenError)
     assert not world.cluster.pods
     [running] = [item for item in world.status["conditions"] if item["type"] == "Running"]
     assert running["reason"] == "PodsForbidden"
     assert running["message"] == (
-        f"metadata.labels: kueue.x-k8s.io/prebuilt-workload-name names the Workload {THEIRS}, "
-        "which MultiKueue did not copy for this job; remove the label, which only MultiKueue sets"
+        "metadata: kueue.x-k8s.io/prebuilt-workload-name (annotation or label) names the Workload "
+        f"{THEIRS}, which MultiKueue did not copy for this job; remove it, because only MultiKueue "
+        "sets it"
     )
 
 
 async def test_copied_job_enters_the_group_of_its_workload(world: World) -> None:
-    store_labelled(world, COPY)
+    store_copied(world, COPY)
     await world.reconcile()
     labels = [pod["metadata"]["labels"] for pod in world.cluster.pods.values()]
     assert [each["kueue.x-k8s.io/pod-group-name"] for each in labels] == [THEIRS, THEIRS]
@@ -384,7 +386,7 @@ async def test_copied_job_enters_the_group_of_its_workload(world: World) -> None
 async def test_copied_job_begins_with_its_earlier_failures(world: World) -> None:
     earlier = json.dumps({"failures": [FAILED], "restarts": 2})
     annotations = {**COPY["annotations"], "ddp-operator.io/earlier-failures": earlier}
-    store_labelled(world, {**COPY, "annotations": annotations})
+    store_copied(world, {**COPY, "annotations": annotations})
     await world.reconcile()
     status = world.status
     assert (status["failures"][0]["pod"], status["restarts"]) == ("train-0-1", 2)
@@ -394,7 +396,7 @@ async def test_copied_job_begins_with_its_earlier_failures(world: World) -> None
 
 
 async def test_unreadable_workload_names_the_missing_right(world: World) -> None:
-    store_labelled(world, COPY)
+    store_copied(world, COPY)
     world.cluster.refuse["read Workload"] = ForbiddenError("cannot get workloads", status=403)
     await world.reconcile_fails(ForbiddenError)
     assert not world.cluster.pods

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.__main__ import main
-from ddp_operator.api.constants import KUEUE_GROUP, KUEUE_MANAGED, LABEL_PREBUILT_WORKLOAD
+from ddp_operator.api.constants import KUEUE_GROUP, KUEUE_MANAGED, PREBUILT_WORKLOAD
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.background.priority_boosts import PriorityBoosts
 from ddp_operator.engine.engine import Engine
@@ -158,7 +158,7 @@ async def test_label_of_a_job_boosts_no_workload_of_another_owner() -> None:
     theirs = Key(NAMESPACE, "job-notebook-1a2b3")
     world.cluster.boosts[theirs] = None
     manifest = world.manifest("one")
-    manifest["metadata"]["labels"] = {LABEL_PREBUILT_WORKLOAD: theirs.name}
+    manifest["metadata"]["labels"] = {PREBUILT_WORKLOAD: theirs.name}
     world.jobs.put(manifest)
     assert await world.write(7200) == []
     world.add_pod("one", theirs.name)

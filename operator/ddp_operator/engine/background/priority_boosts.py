@@ -110,7 +110,7 @@ class PriorityBoosts:
             if not isinstance(job, DDPJob) or job.spec.managed_elsewhere:
                 continue
             if job.spec.kueue_queue and job.status.phase in _ACTIVE:
-                # A label of the job may name another Workload; pods enter only groups of the job.
+                # A job may name another Workload; pods enter only groups of the job.
                 pods = self._cluster.pods_of(key)
                 own = {pod.queue.group for pod in pods if pod.queue and pod.owner_uid == job.uid}
                 for name, boost in boosts_of(job, now, most=self._most).items():

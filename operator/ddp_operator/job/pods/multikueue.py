@@ -1,12 +1,13 @@
 """MultiKueue: Kueue runs a job of this cluster in another one.
 
 Based on keps/2349-multikueue-external-custom-job-support and
-pkg/controller/admissionchecks/multikueue of https://github.com/kubernetes-sigs/kueue (0.17): here,
-the operator creates a Workload for the job. MultiKueue chooses a cluster, copies Workload and job
-there, and copies the job's status back. There, the operator runs the job in a pod group with the
-name of the copied Workload, so Kueue admits its pods by that Workload. A label of the job names the
-Workload, and authors of jobs can write labels. So the operator checks that the Workload is a copy
-and was made for a job of this name: Kueue copies its annotations, and removes its owner.
+pkg/controller/admissionchecks/multikueue of https://github.com/kubernetes-sigs/kueue (0.17 and
+August 2026): here, the operator creates a Workload for the job. MultiKueue chooses a cluster,
+copies Workload and job there, and copies the job's status back. There, the operator runs the job in
+a pod group with the name of the copied Workload, so Kueue admits its pods by that Workload. An
+annotation or label of the job names the Workload, and authors of jobs can write both. So the
+operator checks that the Workload is a copy and was made for a job of this name: Kueue copies its
+annotations, and removes its owner.
 
 A Workload describes the pods as they follow from the spec. Kueue refuses to change that while quota
 is reserved, so the operator replaces a Workload instead, when nothing runs. Administrators and
@@ -26,8 +27,8 @@ from ddp_operator.api.constants import (
     ANNOTATION_SUSPEND,
     ANNOTATION_WORKLOAD_OF,
     LABEL_MULTIKUEUE_ORIGIN,
-    LABEL_PREBUILT_WORKLOAD,
     MULTIKUEUE,
+    PREBUILT_WORKLOAD,
 )
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec.overrides import accelerators, kinds
@@ -42,8 +43,8 @@ NEEDS: Final = (
     "Workloads (manifests/components/multikueue)"
 )
 CHECK_NEEDS: Final = (
-    f"the label {LABEL_PREBUILT_WORKLOAD} of this job needs an operator that may read Workloads "
-    "(manifests/components/multikueue); without MultiKueue, remove the label"
+    f"{PREBUILT_WORKLOAD} in this job's metadata needs an operator that may read Workloads "
+    "(manifests/components/multikueue); without MultiKueue, remove it"
 )
 _VERSION: Final = "kueue.x-k8s.io/v1beta2"
 _PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
@@ -180,7 +181,7 @@ def first_status(job: DDPJob, stored: Manifest) -> DDPJobStatus | None:
 
 
 def copied_workload(job: DDPJob) -> dict[str, Any] | None:
-    """Return type and name of the Workload that a label of the job claims as its first, if one does
+    """Return type and name of the Workload that the job's metadata claims as its first, if it does
     and the job still needs it.
     """
     if job.spec.kueue_queue is None or kueue_group(job) != job.prebuilt_workload:
@@ -197,10 +198,11 @@ def is_copy_for(job: DDPJob, stored: Manifest) -> bool:
 
 
 def not_a_copy(job: DDPJob) -> str:
-    """Return why a job may not enter the group of the Workload that its label names."""
+    """Return why a job may not enter the group of the Workload that its metadata names."""
     return (
-        f"metadata.labels: {LABEL_PREBUILT_WORKLOAD} names the Workload {job.prebuilt_workload}, "
-        "which MultiKueue did not copy for this job; remove the label, which only MultiKueue sets"
+        f"metadata: {PREBUILT_WORKLOAD} (annotation or label) names the Workload "
+        f"{job.prebuilt_workload}, which MultiKueue did not copy for this job; remove it, because "
+        "only MultiKueue sets it"
     )
 
 

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.multikueue import first_status, is_copy_for, must_be_replaced, workload
+from ddp_operator.job.pods.multikueue import (
+    first_status,
+    is_copy_for,
+    must_be_replaced,
+    reference,
+    workload,
+)
 from ddp_operator.job.pods.schedulers.kueue import kueue_group
 from ddp_operator.job.pods.state import Identity
 
@@ -16,6 +22,7 @@ from tests.unit.job.builders import UID, edited, fresh_job, stored_job, with_sta
 
 ROLE = "kueue.x-k8s.io/role-hash"
 GROUP = "kueue.x-k8s.io/pod-group-name"
+PREBUILT = "kueue.x-k8s.io/prebuilt-workload-name"
 OF = "ddp-operator.io/workload-of"
 ORIGIN = {"kueue.x-k8s.io/multikueue-origin": "multikueue"}
 QUEUED: dict[str, Any] = {"scheduling": {"queueName": "team"}}
@@ -25,10 +32,10 @@ def elsewhere(**spec: Any) -> DDPJob:
     return fresh_job(managedBy="kueue.x-k8s.io/multikueue", **QUEUED | spec)
 
 
-def copied(name: str, **spec: Any) -> DDPJob:
-    """Return a job as MultiKueue creates it in a worker cluster."""
+def copied(name: str, *, kind: str = "annotations", **spec: Any) -> DDPJob:
+    """Return a job as MultiKueue creates it in a worker cluster; before 0.18 with `kind` labels."""
     document = stored_job(**QUEUED, **spec)
-    document["metadata"]["labels"] = {"kueue.x-k8s.io/prebuilt-workload-name": name}
+    document["metadata"][kind] = {PREBUILT: name}
     return DDPJob.parse(document)
 
 
@@ -170,12 +177,30 @@ def test_workload_requests_the_topology_of_the_pods(*, required: bool) -> None:
     }
 
 
-def test_pods_in_the_worker_cluster_belong_to_the_copy() -> None:
+@pytest.mark.parametrize("kind", ["annotations", "labels"])
+def test_pods_in_the_worker_cluster_belong_to_the_copy(kind: str) -> None:
     name = workload(elsewhere(), None)["metadata"]["name"]
-    job = copied(name)
+    job = copied(name, kind=kind)
     pod = manifests.pod(job, Identity(0, 3))
     assert pod["metadata"]["labels"][GROUP] == kueue_group(job) == name
     assert job.spec_hash == elsewhere().spec_hash
+
+
+@pytest.mark.parametrize("name", ["../../nodes/n", "a" * 64, "A", ""], ids=str.__len__)
+def test_annotation_that_names_no_pod_group_is_ignored(name: str) -> None:
+    document = stored_job(**QUEUED)
+    document["metadata"]["annotations"] = {PREBUILT: name}
+    assert kueue_group(DDPJob.parse(document)) == kueue_group(fresh_job(**QUEUED))
+    document["metadata"]["labels"] = {PREBUILT: "of-the-label"}
+    assert kueue_group(DDPJob.parse(document)) == "of-the-label"
+
+
+@pytest.mark.parametrize("kind", ["annotations", "labels"])
+def test_job_for_another_cluster_keeps_its_own_workload(kind: str) -> None:
+    """Otherwise its author could have the operator delete or change another Workload."""
+    document = stored_job(managedBy="kueue.x-k8s.io/multikueue", **QUEUED)
+    document["metadata"][kind] = {PREBUILT: "of-somebody-else"}
+    assert reference(DDPJob.parse(document)) == reference(elsewhere())
 
 
 def test_pods_outside_the_group_of_a_copy_have_groups_of_their_own() -> None:
