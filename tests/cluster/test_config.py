@@ -12,8 +12,9 @@ from dnslib import QTYPE, RCODE, DNSRecord
 from tests.cluster import provider
 from tests.cluster.dns import ClusterResolver, records
 from tests.cluster.errors import ClusterUnavailableError
-from tests.cluster.preparation import images, packages
+from tests.cluster.preparation import images, kueue, packages
 from tests.cluster.preparation.binaries import API_SERVER, find
+from tests.cluster.preparation.steps import Stage, steps
 from tests.cluster.processes import ProcessId
 from tests.cluster.state import Instance
 
@@ -24,6 +25,19 @@ def test_a_folder_without_kubernetes_is_refused(
     monkeypatch.setenv("KUBE_BIN_DIR", str(tmp_path))
     with pytest.raises(ClusterUnavailableError, match="holds no kube-apiserver"):
         find(API_SERVER)
+
+
+def test_given_kueue_is_used_if_its_folder_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUEUE_DIR", str(tmp_path))
+    (tmp_path / "kueue").touch()
+    with pytest.raises(ClusterUnavailableError, match="holds no config/components"):
+        kueue.find()
+    (tmp_path / "config/components").mkdir(parents=True)
+    assert kueue.find() == tmp_path / "kueue"
+    assert kueue.manifests() == tmp_path / "config/components"
+    assert steps([Stage.KUEUE]) == [], "nothing is built"
 
 
 def test_given_cluster_comes_before_kind_and_kind_before_a_node() -> None:

@@ -112,7 +112,7 @@ def _all_steps() -> list[Step]:
             is_optional=True,
         ),
         _packages("Chromium", Stage.BROWSER, packages.BROWSER, is_optional=True),
-        _kueue(),
+        *(() if kueue.given() else [_kueue()]),
     ]
 
 
