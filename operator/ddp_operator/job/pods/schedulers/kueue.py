@@ -123,7 +123,11 @@ def in_queue(spec: DDPJobSpec, index: int, pod: Manifest) -> dict[str, Any]:
 def grouped(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     """Return the queued pod as one of its group."""
     group = group_of(job, identity)
-    annotations = {"kueue.x-k8s.io/pod-group-total-count": str(group.size)}
+    annotations = {
+        # From 0.18 on Kueue reads the group here and, without this annotation, from the label.
+        KUEUE_GROUP: group.name,
+        "kueue.x-k8s.io/pod-group-total-count": str(group.size),
+    }
     if is_in_group(job, identity.slot):
         # Where Kueue knows the topology, it places neighbouring ranks close together.
         annotations["kueue.x-k8s.io/pod-group-pod-index-label"] = LABEL_INDEX

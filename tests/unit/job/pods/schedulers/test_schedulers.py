@@ -44,6 +44,7 @@ OWN: Json = {
     "metadata": {
         "labels": {"kueue.x-k8s.io/priority-class": "urgent"},
         "annotations": {
+            "kueue.x-k8s.io/pod-group-name": "of-somebody-else",
             "kueue.x-k8s.io/pod-group-total-count": "7",
             "kueue.x-k8s.io/podset-preferred-topology": "cloud.google.com/gce-topology-block",
         },
@@ -83,6 +84,9 @@ def test_users_settings_are_kept(name: str) -> None:
     topology = "kueue.x-k8s.io/podset-preferred-topology"
     annotations = made["metadata"]["annotations"]
     assert annotations[topology] == OWN["metadata"]["annotations"][topology]
+    if name == "kueue":
+        own_group = made["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"]
+        assert annotations["kueue.x-k8s.io/pod-group-name"] == own_group
 
 
 def test_job_without_scheduling_changes_nothing() -> None:
@@ -185,6 +189,7 @@ KUEUE = "kueue.x-k8s.io/"
 def group_and_count(job: DDPJob, identity: Identity) -> tuple[str, str]:
     metadata = manifests.pod(job, identity)["metadata"]
     name: str = metadata["labels"][f"{KUEUE}pod-group-name"]
+    assert metadata["annotations"][f"{KUEUE}pod-group-name"] == name
     count: str = metadata["annotations"][f"{KUEUE}pod-group-total-count"]
     return name, count
 
