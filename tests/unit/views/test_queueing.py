@@ -83,10 +83,28 @@ def test_any_message_is_shown_as_kueue_writes_it(message: str) -> None:
     assert explained(pending(message)) == QueueState("2 jobs ahead", message)
 
 
+@pytest.mark.parametrize(
+    ("reason", "message", "remedy"),
+    [
+        ("WaitingForQuota", BUSY, ""),
+        ("ExceedsMaxQuota", LARGE, "have the queue's quota raised"),
+        ("NoMatchingFlavor", f"{SET} a: no flavor", "tolerations in spec.template"),
+        ("Misconfigured", "LocalQueue team doesn't exist", "correct what Kueue's message names"),
+    ],
+)
+def test_reason_of_kueue_follows_its_message(reason: str, message: str, remedy: str) -> None:
+    """apis/kueue/v1beta2/workload_types.go of 0.20-devel; a reason may be all that is known."""
+    found = explained(pending(message, reason))
+    assert found.message == f"{message} ({reason})"
+    assert remedy in found.remedy
+    assert bool(remedy) == bool(found.remedy)
+
+
 def test_message_of_a_closed_queue() -> None:
     message = "LocalQueue team is inactive"
-    found = explained(pending(message, "Inadmissible"), closed="LocalQueue is stopped")
-    assert found == QueueState("", f"{message}: LocalQueue is stopped")
+    for reason in ("Inadmissible", "Suspended"):
+        found = explained(pending(message, reason), closed="LocalQueue is stopped")
+        assert found == QueueState("", f"{message}: LocalQueue is stopped")
 
 
 def test_reason_of_a_closed_queue() -> None:
@@ -177,7 +195,7 @@ def test_foreign_text_is_bounded_and_printable() -> None:
     hostile = ESCAPES + "x" * 5000
     check = {"name": hostile, "state": hostile, "message": hostile}
     for found in (
-        explained(pending(hostile), evicted("Preempted", hostile)),
+        explained(pending(hostile, hostile), evicted("Preempted", hostile)),
         explained(evicted(f"DeactivatedDueTo{hostile}", hostile), active=False),
         explained(condition("Finished", "True", hostile, hostile)),
         explained(condition("QuotaReserved", "True", "QuotaReserved"), admissionChecks=[check]),

@@ -14,6 +14,18 @@ from pydantic.alias_generators import to_camel
 
 _MESSAGE: Final = 400
 """Most characters of a message of Kueue that are shown."""
+_WAITS: Final = ("QuotaReserved", "False")
+"""The condition of a Workload that waits for quota."""
+_GENERAL: Final = frozenset({"", "Pending", "PendingEvaluation", "Inadmissible", "Waiting"})
+"""Reasons that say only that a Workload waits. Kueue before 0.18 has no others."""
+_REMEDIES: Final = {
+    "ExceedsMaxQuota": "ask for fewer or smaller pods, or have the queue's quota raised: the job "
+    "is larger than all of it",
+    "NoMatchingFlavor": "compare nodeSelector and tolerations in spec.template with the queue's "
+    "ResourceFlavors",
+    "Misconfigured": "correct what Kueue's message names, or ask the queue's administrator",
+}
+"""For Kueue's reasons of waits that do not end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,7 @@ class _Part(BaseModel):
 class _Condition(_Part):
     type: str
     status: str
+    reason: str = ""
     message: str = ""
 
 
@@ -74,9 +87,17 @@ class Workload(_Part):
 
     def message(self, type_: str, status: str = "True") -> str:
         """Return the message of a condition with this status; empty without one."""
+        found = self._condition(type_, status)
+        return _shown(found.message) if found else ""
+
+    def reason(self, type_: str, status: str = "True") -> str:
+        """Return the reason of a condition with this status; empty without one."""
+        found = self._condition(type_, status)
+        return clean(found.reason, 64) if found else ""
+
+    def _condition(self, type_: str, status: str) -> _Condition | None:
         key = (type_, status)
-        texts = (each.message for each in self.status.conditions if (each.type, each.status) == key)
-        return _shown(next(texts, ""))
+        return next((one for one in self.status.conditions if (one.type, one.status) == key), None)
 
 
 def explain(workload: Workload, name: str, *, position: str = "", closed: str = "") -> QueueState:
@@ -84,8 +105,9 @@ def explain(workload: Workload, name: str, *, position: str = "", closed: str = 
 
     `position`: the number of jobs ahead, as text. `closed`: why its queue admits nothing.
     """
-    eviction, pending = workload.message("Evicted"), workload.message("QuotaReserved", "False")
-    deactivation, remedy = workload.message("DeactivationTarget"), ""
+    eviction, pending = workload.message("Evicted"), workload.message(*_WAITS)
+    deactivation, reason = workload.message("DeactivationTarget"), workload.reason(*_WAITS)
+    remedy = _REMEDIES.get(reason, "")
     if deactivation or workload.spec.active is False:
         # Kueue 0.17 does not queue a Workload that it deactivated, even if it is active again.
         # Kubernetes has a kind Workload, too: the name includes the group.
@@ -93,6 +115,8 @@ def explain(workload: Workload, name: str, *, position: str = "", closed: str = 
         deactivation = deactivation or eviction or "the Workload's spec.active is false"
     elif pending and closed:
         pending, position = f"{pending}: {closed}", ""
+    elif pending and reason not in _GENERAL:
+        pending = f"{pending} ({reason})"
     message = workload.message("Finished") or deactivation or pending or _check(workload)
     return QueueState(position, message, "" if eviction in message else eviction, remedy)
 
