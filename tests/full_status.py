@@ -69,7 +69,7 @@ FULL_STATUS: Json = {
         "step": 115,
         "time": TIME,
         "sizeBytes": 4096,
-        "copies": 1,
+        "protection": "losing any one block of 3 costs nothing",
         "refusal": "pod job-2-1 has no room",
         "restoredStep": 110,
         "restoredAt": TIME,

@@ -65,9 +65,9 @@ class Nodes(tuple[Node, ...]):
     _replaced: "tuple[tuple[Node, ...], Nodes] | None" = None
 
     @cached_property
-    def copy_orders(self) -> dict[str, tuple[object, str]]:
-        """By job UID: its group's order of copies among these nodes, after what tells the group
-        from any other. Not part of the value.
+    def groups(self) -> dict[str, object]:
+        """What was found out about jobs' pods on these nodes, by the job's UID. Not part of the
+        value.
         """
         return {}
 

@@ -176,6 +176,11 @@ class MemoryReport:
     """Size of that step's snapshots in the pod that has the most."""
     copies: Annotated[int, Bounds(0, MAX_COPIES)] = 0
     """Other pods that hold a copy of each sharded snapshot."""
+    copy_order: Annotated[str | None, Bounds(0, 64), OR_NONE] = None
+    """Fingerprint of the order by which that step's copies were placed, as in `LauncherStatus`.
+    None: not known, for example until a restarted group has its first complete step."""
+    replicated: bool = False
+    """True: each pod has the whole state of that step, so there are no copies."""
     refusal: str = ""
     """Why newer snapshots are not saved or not copied, and in which pod."""
     restored: RestoreDecision | None = None

@@ -31,7 +31,7 @@ def starts(generation: int, at: float, step: int, *pods: str) -> list[Start]:
 
 def complete(step: int, at: float) -> Sighting:
     """See a complete step in the status a second later."""
-    record = MemoryCheckpointRecord(step=step, time=datetime.fromtimestamp(at, UTC), copies=1)
+    record = MemoryCheckpointRecord(step=step, time=datetime.fromtimestamp(at, UTC))
     return Sighting(at + 1, record)
 
 

@@ -33,6 +33,17 @@ def dies_with_pods(spec: DDPJobSpec) -> bool:
     return _Mounts.of(spec).is_lost(where.path) is not False
 
 
+def is_lost_with_pod(spec: DDPJobSpec, path: str) -> bool:
+    """Return whether a file disappears with its pod, as far as the template shows.
+
+    `path`: of the file; empty: somewhere in spec.checkpoint.path.
+    """
+    where = _normal(spec.checkpoint.path)
+    if not path or f"{_normal(path)}/".startswith(f"{where}/"):
+        return dies_with_pods(spec)
+    return _Mounts.of(spec).is_lost(path) is True
+
+
 def local_paths(spec: DDPJobSpec) -> Sequence[str]:
     """Return the paths in which a checkpoint would be on one pod's disk."""
     found = [spec.checkpoint.path] if dies_with_pods(spec) else []

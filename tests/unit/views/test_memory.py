@@ -16,7 +16,7 @@ from tests.unit.cli.jobs import ESCAPES, at, training
 from tests.unit.job.builders import later
 
 NOW = later(1200)
-SAVED: Json = {"step": 490, "time": at(1180), "sizeBytes": 1536 * 2**20, "copies": 1}
+SAVED: Json = {"step": 490, "time": at(1180), "sizeBytes": 1536 * 2**20}
 
 
 def manifest(record: Json | None, **status: Any) -> Json:
@@ -34,10 +34,13 @@ def lines(record: Json | None, **status: Any) -> list[str]:
     ("record", "said"),
     [
         (SAVED, ["step 490, 20s ago, 1.5 GiB in a pod, 1 copy"]),
-        ({"step": 490, "copies": 2}, ["step 490, 2 copies"]),
+        ({"step": 490}, ["step 490, 1 copy"]),
+        (
+            {"step": 490, "protection": f"losing {ESCAPES} any one block of 3 costs nothing"},
+            ["step 490, 1 copy", "losing red end any one block of 3 costs nothing"],
+        ),
         (None, [MISSING]),
-        ({"copies": 1}, [MISSING]),
-        ({"copies": 1, "refusal": "too small"}, ["not saved: too small"]),
+        ({"refusal": "too small"}, ["not saved: too small"]),
         (
             {
                 **SAVED,
@@ -53,7 +56,7 @@ def lines(record: Json | None, **status: Any) -> list[str]:
         ),
         (
             {"step": 5, "restoredAt": at(1140), "restoreReason": "rank 1 has none"},
-            ["step 5, 0 copies", "the latest restart, 1m ago, restored nothing: rank 1 has none"],
+            ["step 5, 1 copy", "the latest restart, 1m ago, restored nothing: rank 1 has none"],
         ),
     ],
 )
@@ -80,16 +83,19 @@ def test_job_without_memory_checkpoints_shows_nothing() -> None:
 
 
 def test_status_why_and_report_show_it() -> None:
-    stored = manifest(SAVED)
+    record = {**SAVED, "protection": "losing any one block of 3 costs nothing"}
+    stored = manifest(record)
     job = JobSnapshot.read(stored)
     pods = Pods.of(job, [])
-    [line] = memory_checkpoint(job, NOW)
-    assert f"in memory   {line}" in screen(job, pods, NOW)
-    assert f"its checkpoint in memory: {line}" in diagnose(job, pods, NOW).evidence
-    restarting = JobSnapshot.read(manifest(SAVED, phase="Restarting"))
-    found = diagnose(restarting, pods, NOW)
-    assert f"its checkpoint in memory: {line}" in found.evidence
-    assert ("checkpoint in memory", line) in build(Facts.of(stored, now=NOW)).configuration
+    line, protection = memory_checkpoint(job, NOW)
+    assert protection == record["protection"]
+    shown = screen(job, pods, NOW)
+    assert shown[shown.index(f"in memory   {line}") + 1] == f"            {protection}"
+    restarting = JobSnapshot.read(manifest(record, phase="Restarting"))
+    for each in (line, protection):
+        assert f"its checkpoint in memory: {each}" in diagnose(job, pods, NOW).evidence
+        assert f"its checkpoint in memory: {each}" in diagnose(restarting, pods, NOW).evidence
+        assert ("checkpoint in memory", each) in build(Facts.of(stored, now=NOW)).configuration
 
 
 def _condition(type_: str) -> Json:

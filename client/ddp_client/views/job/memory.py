@@ -21,12 +21,14 @@ def memory_checkpoint(job: JobSnapshot, now: datetime) -> Iterator[str]:
     """
     if job.parsed is None or job.parsed.spec.memory_checkpoint is None:
         return
-    checkpoint = job.status.memory_checkpoint
+    asked, checkpoint = job.parsed.spec.memory_checkpoint, job.status.memory_checkpoint
     if not (job.status.finished or job.suspend):  # their pods and memory are gone
         if checkpoint is not None and checkpoint.step is not None:
             size = f", {_size(checkpoint.size_bytes)} in a pod" if checkpoint.size_bytes else ""
-            copies = counted(checkpoint.copies, "copy", "copies")
+            copies = counted(asked.copies, "copy", "copies")
             yield f"step {checkpoint.step}{ago(checkpoint.time, now)}{size}, {copies}"
+            if checkpoint.protection:
+                yield clean(checkpoint.protection)
         elif job.status.phase == "Running" and not (checkpoint and checkpoint.refusal):
             yield MISSING
         if checkpoint and checkpoint.refusal:

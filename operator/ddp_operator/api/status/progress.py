@@ -62,7 +62,13 @@ class MemoryCheckpointRecord(StatusModel):
     size_bytes: Step | None = Field(
         default=None, description="Size of that step's snapshots in the pod that has the most."
     )
-    copies: Count = Field(default=0, description="How many other pods keep a copy.")
+    protection: Line = Field(
+        default="",
+        description=(
+            "Which failures of nodes, blocks or zones would cost nothing now, and how many steps "
+            "others would cost."
+        ),
+    )
     refusal: Word = Field(default="", description="Why newer snapshots are not saved or copied.")
     restored_step: Step | None = Field(
         default=None,

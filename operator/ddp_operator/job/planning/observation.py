@@ -25,7 +25,7 @@ def observe(
     status = progress.with_report(job, report)
     status = progress.with_last_words(status, pods.current.get(0), now)
     if job.spec.memory_checkpoint:
-        status, events = memory_checkpoint.with_report(job, status, pods.launchers.leader)
+        status, events = memory_checkpoint.with_report(job, status, pods)
     if status.slow_rank or (report and report.status and report.status.pace):
         status, slowed = slow_rank.with_pace(job, status, report, pods)
         events += slowed

@@ -6,13 +6,17 @@ They are progress, as checkpoints are. The launchers alone decide what the ranks
 from typing import Final
 
 from ddp_protocol.message import moment
-from ddp_protocol.world import LauncherStatus, MemoryReport, RestoreDecision
+from ddp_protocol.world import MemoryReport, RestoreDecision
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.local_paths import is_lost_with_pod
 from ddp_operator.api.status import DDPJobStatus, MemoryCheckpointRecord
 from ddp_operator.api.values.bounded import MAX_WORD
 from ddp_operator.api.values.text import printable
 from ddp_operator.job.membership.world import world_of
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.status.failure_domains import failure_domains
+from ddp_operator.job.status.protection import UNKNOWN, levels_of, protection
 from ddp_operator.ports import Event
 
 _REASON: Final = 100
@@ -20,18 +24,22 @@ _REASON: Final = 100
 
 
 def with_report(
-    job: DDPJob, status: DDPJobStatus, leader: LauncherStatus | None
+    job: DDPJob, status: DDPJobStatus, pods: Observed
 ) -> tuple[DDPJobStatus, tuple[Event, ...]]:
     """Return the status with the report of node rank 0's launcher, and the event of a new restore
     decision.
 
     A first start has nothing to restore, so its decision is left out.
     """
+    leader = pods.launchers.leader
     said = leader.memory if leader else None
-    if said is None:
-        return status, ()
     known = status.memory_checkpoint or MemoryCheckpointRecord()
+    if said is None:
+        if known.protection and failure_domains(job, pods) is None:
+            status = status.updated(memory_checkpoint=known.updated(protection=""))
+        return status, ()
     record = _record(known, said, _news(job, said.restored))
+    record = record.updated(protection=_protection(job, status, pods, record))
     if record == status.memory_checkpoint:
         return status, ()
     is_news = record.restored_at != known.restored_at
@@ -50,7 +58,7 @@ def _news(job: DDPJob, decision: RestoreDecision | None) -> RestoreDecision | No
 def _record(
     known: MemoryCheckpointRecord, said: MemoryReport, decision: RestoreDecision | None
 ) -> MemoryCheckpointRecord:
-    record = known.updated(copies=said.copies, refusal=_shown(said.refusal))
+    record = known.updated(refusal=_shown(said.refusal))
     if said.step is not None:
         time = moment(said.time) if said.time else None
         record = record.updated(step=said.step, time=time, size_bytes=said.bytes)
@@ -62,6 +70,41 @@ def _record(
         restored_step=decision.step,
         restored_at=moment(decision.time),
         restore_reason=_shown(decision.reason),
+    )
+
+
+def _protection(
+    job: DDPJob, status: DDPJobStatus, pods: Observed, record: MemoryCheckpointRecord
+) -> str:
+    """Return what lost pods would cost now; empty if that cannot be known."""
+    leader, domains = pods.launchers.leader, failure_domains(job, pods)
+    said = leader.memory if leader else None
+    if leader is None or said is None or domains is None or record.step is None:
+        return ""
+    is_restored = said.restored is not None and said.restored.step == record.step
+    if said.copy_order is None and not is_restored:
+        return ""  # a launcher of an earlier release
+    is_whole = leader.generation == world_of(job).generation and _have_all_copied(pods, said)
+    levels = None
+    if said.copy_order is not None and is_whole:
+        levels = levels_of(
+            domains, copies=said.copies, order=said.copy_order, replicated=said.replicated
+        )
+    if levels is None:
+        return UNKNOWN
+    stored = status.checkpoint
+    if stored is not None and is_lost_with_pod(job.spec, stored.path):
+        stored = None
+    return protection(
+        levels, pods=len(domains), step=record.step, stored=stored.step if stored else None
+    )
+
+
+def _have_all_copied(pods: Observed, said: MemoryReport) -> bool:
+    """Return whether no pod has been replaced since the step is complete."""
+    complete = moment(said.time) if said.time else None
+    return complete is not None and all(
+        pod.started is None or pod.started <= complete for pod in pods.current.values()
     )
 
 

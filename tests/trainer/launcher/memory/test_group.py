@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from ddp_protocol.copies import order_by_domain
+from ddp_protocol.copies import fingerprint, order_by_domain
 from ddp_trainer.memory.volume import FREE, PART, Key
 
 from tests.trainer.launcher.memory.files import flip, names_in, snapshot
@@ -178,6 +178,43 @@ def test_new_order_moves_copies_with_the_next_step(tmp_path: Path) -> None:
         assert four.pods[holder].memory.store.find(snapshot(7, owner, world_size=4))
     four.reorder("0,2,1,3")
     assert not four.pods[0].group.leading.completeness.dead()  # type: ignore[union-attr]
+
+
+def test_the_news_name_the_order_by_which_the_complete_step_was_copied(tmp_path: Path) -> None:
+    def order() -> str | None:
+        news = four.leader.news()
+        assert news is not None
+        return news.copy_order
+
+    four = job(tmp_path, nodes=4)
+    assert order() is None
+    four.step(5)
+    assert order() == ""
+    four.reorder("0,2,1,3")
+    four.settle()
+    assert order() == "", "its copies stay in their places"
+    four.step(6)
+    assert order() == fingerprint("0,2,1,3")
+    four.pods[3] = four.create()
+    four.restart()
+    assert four.check_restored() == 6
+    assert order() is None, "a pod with copies was replaced"
+    four.step(7)
+    assert order() == fingerprint("0,2,1,3")
+    four.reorder("0-2")
+    four.step(8)
+    assert order() == "", "this order does not fit the group"
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_the_news_tell_whether_each_pod_has_the_whole_state(
+    tmp_path: Path, replicated: bool
+) -> None:
+    two = job(tmp_path, replicated=replicated)
+    two.step(5)
+    news = two.leader.news()
+    assert news is not None
+    assert (news.step, news.replicated) == (5, replicated)
 
 
 def test_restored_copies_move_to_another_block_before_the_next_save(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tests of snapshots in memory: their status, and the cost of restarts from them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.progress import Report
+from ddp_operator.ports import Node
 from ddp_protocol.world import LauncherStatus, PodFailure
 
 from tests.good_manifests import Json
@@ -49,6 +51,7 @@ def looked(
     *,
     at: float = 70,
     heard: Report | None = None,
+    nodes: Sequence[Node] = (),
     **launchers: Any,
 ) -> Plan:
     generation = job.status.world.generation if job.status.world else 0
@@ -58,7 +61,7 @@ def looked(
         told={pod.key.name: (generation, True) for pod in pods},
         **launchers,
     )
-    return plan(job, pods, later(at), report=heard, launchers=states)
+    return plan(job, pods, later(at), report=heard, launchers=states, nodes=nodes)
 
 
 def restarted(job: DDPJob, pods: list[PodState], *, memory: object = SAVED, **looks: Any) -> DDPJob:
@@ -76,7 +79,7 @@ def test_status_shows_the_newest_complete_step() -> None:
     job, pods = training()
     planned = looked(job, pods, {**SAVED, "refusal": "", "tomorrow": [1]})
     assert planned.status.memory_checkpoint == MemoryCheckpointRecord(
-        step=120, time=later(60), size_bytes=4096, copies=1
+        step=120, time=later(60), size_bytes=4096
     )
     assert does_nothing(planned)
     assert event_reasons(planned) == []
@@ -129,7 +132,7 @@ def test_first_start_reports_no_restore() -> None:
     decision = {"generation": 0, "time": later(20).isoformat(), "reason": "no snapshots"}
     planned = looked(job, pods, {"copies": 1, "restored": decision})
     assert event_reasons(planned) == []
-    assert planned.status.memory_checkpoint == MemoryCheckpointRecord(copies=1)
+    assert planned.status.memory_checkpoint == MemoryCheckpointRecord()
     # The launcher repeats it until the next decision, also after a restart.
     job = stored(job, looked(job, pods, {**SAVED, "restored": decision}))
     job = restarted(job, pods)

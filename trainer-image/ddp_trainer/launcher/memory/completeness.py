@@ -27,6 +27,7 @@ class Completeness:
         self._lock = threading.Lock()
         self._complete: int | None = None
         self._bytes = 0
+        self._replicated = False
         self._given_up: frozenset[int] = frozenset()
 
     @property
@@ -38,6 +39,11 @@ class Completeness:
     def bytes(self) -> int:
         """Size of the newest complete snapshots in the pod that has the most."""
         return self._bytes
+
+    @property
+    def replicated(self) -> bool:
+        """True: in the newest complete step, all pods hold the same state."""
+        return self._replicated
 
     @property
     def refusal(self) -> str:
@@ -60,6 +66,7 @@ class Completeness:
                 found = self._of_all(step)
                 if found is not None:
                     self._complete, self._bytes = step, max(one.bytes for one in found)
+                    self._replicated = found[0].replicated
                     return True
         return False
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http import HTTPStatus
 
-from ddp_protocol.copies import CopyPlan, copy_plan, read_order
+from ddp_protocol.copies import CopyPlan, copy_plan, fingerprint, read_order
 from ddp_protocol.message import from_json, utc
 from ddp_protocol.world import MemoryReport, RestoreDecision
 
@@ -75,6 +75,8 @@ class LeadingMemory:
         self._copy_order = copy_order
         self._copy_plan: tuple[str, CopyPlan] | None = None
         """The present plan, and the order that it is for."""
+        self._order_of_complete = ""
+        """Fingerprint of the order by which the newest complete step was copied."""
         self.completeness = Completeness(nodes)
         self._lock = threading.Lock()
         self._sizes: Mapping[SnapshotName, int] = {}
@@ -98,6 +100,7 @@ class LeadingMemory:
             plan = self._current_plan()
             if self.completeness.note(report):
                 self._completed_at = utc(time.time())
+                self._order_of_complete = self._order_in_use
             dead = self.completeness.dead()
         if self.completeness.missing() is None:
             self._missing_since = None
@@ -110,6 +113,12 @@ class LeadingMemory:
             targets=tuple(Target(node_rank=one, host=self._hosts[one]) for one in to),
             sources=tuple(plan.sources[report.node_rank]),
         )
+
+    @property
+    def _order_in_use(self) -> str:
+        """Return the fingerprint of the present plan's order; empty: that of the node ranks."""
+        text = self._copy_plan[0] if self._copy_plan else ""
+        return fingerprint(text) if read_order(text, self._nodes) else ""
 
     def _current_plan(self) -> CopyPlan:
         """Return where copies go; a change makes the steps dead that are being copied."""
@@ -210,7 +219,8 @@ class LeadingMemory:
 
     def news(self, before: MemoryReport) -> MemoryReport:
         """Return the news for the operator; `before`: the news of the previous generation."""
-        news, choice = before, self.choice
+        # Since then, pods may have been replaced, and their copies are gone.
+        news, choice = replace(before, copy_order=None), self.choice
         if choice is not None:
             restored = RestoreDecision(
                 generation=self._generation,
@@ -218,16 +228,23 @@ class LeadingMemory:
                 time=self._decided_at,
                 reason=choice.reason,
             )
-            news = replace(before, restored=restored)
+            news = replace(news, restored=restored)
             if restored.step is None:
                 news = replace(news, step=None, time=None, bytes=None)
             elif restored.step != before.step:  # another pod was node rank 0 before
                 size = self._restored_bytes(choice)
                 news = replace(news, step=restored.step, time=self._decided_at, bytes=size)
-        complete = self.completeness.complete
-        if complete is not None:
-            size = self.completeness.bytes
-            news = replace(news, step=complete, time=self._completed_at, bytes=size)
+        with self._lock:
+            complete = self.completeness.complete
+            if complete is not None:
+                news = replace(
+                    news,
+                    step=complete,
+                    time=self._completed_at,
+                    bytes=self.completeness.bytes,
+                    copy_order=self._order_of_complete,
+                    replicated=self.completeness.replicated,
+                )
         return replace(news, refusal=self.completeness.refusal or self._late_pods())
 
     def _late_pods(self) -> str:
