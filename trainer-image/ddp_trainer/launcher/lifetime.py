@@ -122,6 +122,8 @@ class Lifetime:
         if rank_environment.hold_seconds:
             seconds = rank_environment.hold_seconds if standing is not None else 0
             self._held_until = time.monotonic() + seconds
+        self._written_order = ""
+        """The order for copies that the ranks can read."""
         self._errors = DistinctErrors(_logger, "cannot write the assignment for the ranks")
 
     def run(self) -> PodResult:
@@ -232,9 +234,17 @@ class Lifetime:
         return {rank: {**variables, **extra} for rank, variables in ranks.items()}
 
     def _write(self, assignment: Assignment) -> bool:
-        """Write the assignment for the ranks; return whether it could be written."""
-        file = self._assignment_file
-        return file is not None and self._errors.attempt(lambda: file.write(assignment))
+        """Write the assignment for the ranks, with the present order for copies; return whether it
+        could be written.
+        """
+        file, order = self._assignment_file, self._world.copy_order
+        if file is None:
+            return False
+        now = replace(assignment, copy_order=order)
+        if not self._errors.attempt(lambda: file.write(now)):
+            return False
+        self._written_order = order
+        return True
 
     def _on_event(self) -> None:
         """Act on a new assignment while ranks run."""
@@ -242,7 +252,11 @@ class Lifetime:
         if joined:
             self._world.joined()
         assignment = self._world.assignment
-        if assignment is self._current or self._superseded or self._supervisor.told_to_stop:
+        if self._superseded or self._supervisor.told_to_stop:
+            return
+        if assignment is self._current:
+            if self._world.copy_order != self._written_order:
+                self._write(assignment)
             return
         same_code = self._code is None or self._code.is_of(assignment.code)
         if not (joined and same_code and self._write(assignment)):

@@ -182,10 +182,12 @@ class Session:
             check_ownership(run.parts, run.models)
         for model in run.models:
             model.register_forward_pre_hook(self._expect_loop)
+        from ddp_trainer.library.sharded.copy_holders import CopyHolders  # noqa: PLC0415
         from ddp_trainer.library.sharded.saved_parts import SavedParts  # noqa: PLC0415
         from ddp_trainer.library.sharded.snapshots import Snapshots  # noqa: PLC0415
 
-        return Snapshots(run, mesh, SavedParts(self._saver), copies=copies)
+        holders = CopyHolders(self.world.current_assignment, copies=copies)
+        return Snapshots(run, mesh, SavedParts(self._saver), holders)
 
     def _expect_loop(self, *_: object) -> None:
         if self.script.place[0] not in ("step", "after a step"):

@@ -32,6 +32,15 @@ class CurrentAssignment:
         """Return whether the group has changed since this process started."""
         return self.environment.placement.generation > self._born
 
+    def copy_order(self) -> str:
+        """Return the order of the pods by which copies are placed; costs one `stat` of a file.
+
+        Empty: that of the node ranks, or this pod is not node rank 0, which alone receives it.
+        """
+        self._look()
+        newest, generation = self._newest, self.environment.placement.generation
+        return newest.copy_order if newest and newest.generation == generation else ""
+
     def is_outdated(self) -> bool:
         """Return whether a newer assignment exists; costs one `stat` of a file."""
         self._look()

@@ -386,6 +386,7 @@ def test_the_operator_reads_the_news_of_the_memory() -> None:
     at = "2026-11-21T03:00:00Z"
     restored = RestoreDecision(generation=4, step=35, time=at, reason="none")
     memory = MemoryReport(step=40, time=at, bytes=4096, copies=1, refusal="full", restored=restored)
+    memory = replace(memory, copy_order="0123abcd", replicated=True)
     world = GroupState(BORN)
     world.memory = lambda: memory
     read = LauncherStatus.read(to_json(world.news(after=0, wait_seconds=0))).memory
@@ -405,6 +406,7 @@ def test_only_a_new_restore_decision_of_the_memory_makes_news() -> None:
         "bytes": 4096,
         "copies": 1,
         "refusal": "",
+        "replicated": False,
     }
     restored = RestoreDecision(generation=4, time="2026-11-21T03:00:00Z", reason="none is complete")
     world.memory = lambda: MemoryReport(copies=1, restored=restored)
@@ -414,6 +416,7 @@ def test_only_a_new_restore_decision_of_the_memory_makes_news() -> None:
     assert news["memory"] == {
         "copies": 1,
         "refusal": "",
+        "replicated": False,
         "restored": {
             "generation": 4,
             "time": "2026-11-21T03:00:00Z",
@@ -423,9 +426,12 @@ def test_only_a_new_restore_decision_of_the_memory_makes_news() -> None:
 
 
 def test_order_for_copies_changes_without_another_assignment() -> None:
-    world = GroupState(BORN)
+    woken: list[bool] = []
+    world = GroupState(BORN, wake=lambda: woken.append(True))
     before = number(world)
+    woken.clear()
     assert world.accept(replace(BORN, copy_order="1,0"))
+    assert woken, "the supervisor passes it to the ranks"
     assert world.assignment is BORN, "nothing restarts"
     assert world.copy_order == "1,0"
     news = world.news(after=before, wait_seconds=0)

@@ -9,14 +9,17 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import ddp_trainer
 import pytest
 import torch
+from ddp_protocol.copies import order_by_domain
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.library.sharded import packing
-from ddp_trainer.library.sharded.agreement import Inventory, copy_distances, newest_complete
+from ddp_trainer.library.sharded.agreement import Inventory, newest_complete
+from ddp_trainer.library.sharded.copy_holders import rounds
 from ddp_trainer.library.sharded.support import mesh_of
 from ddp_trainer.memory.restoration import MismatchError
 from ddp_trainer.memory.volume import Key
@@ -48,7 +51,7 @@ def inventories(size: int, copies: int, ahead: set[int], copied: set[int]) -> li
     """
     found = []
     for rank in range(size):
-        sources = [(rank - distance) % size for distance in copy_distances(size, copies)]
+        sources = [source for _, source in rounds(rank, [1] * size, "", copies=copies)]
         held = [(source, key) for source in sources for key in keys(5, 6)]
         held += [(source, Key(0, 7)) for source in sources if source in copied]
         found.append(Inventory(own=keys(6, 7) if rank in ahead else keys(5, 6), copies=held))
@@ -92,13 +95,34 @@ def test_a_later_generation_is_newer_than_a_higher_step() -> None:
     assert decision.key == Key(2, 6)
 
 
-def test_copies_are_on_other_ranks() -> None:
-    for size in range(1, 40):
-        for copies in range(size):
-            distances = copy_distances(size, copies)
-            assert len(set(distances)) == copies
-            assert all(0 < distance < size for distance in distances)
-    assert copy_distances(12, 2) == [4, 8]
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_copies_leave_the_pod_and_the_block_that_have_room_for_them(copies: int) -> None:
+    random = Random(copies)
+    for _ in range(300):
+        blocks = [(random.choice("abc"),) for _ in range(random.randint(1, 12))]
+        sizes = [random.choice([1, 1, 2, 4]) for _ in blocks]
+        ranks = range(sum(sizes))
+        order = ",".join(map(str, order_by_domain(blocks)))
+        plan = [rounds(rank, sizes, order, copies=copies) for rank in ranks]
+        made = min(copies, len(ranks) - 1)
+        pod_of = [pod for pod, size in enumerate(sizes) for _ in range(size)]
+        for rank, exchanges in enumerate(plan):
+            holders = [holder for holder, _ in exchanges]
+            assert len({*holders} - {rank}) == len(holders) == made
+            assert all(plan[holder][at][1] == rank for at, holder in enumerate(holders))
+        for domain_of in (pod_of, [blocks[pod] for pod in pod_of]):
+            for domain in {*domain_of}:
+                own = [rank for rank in ranks if domain_of[rank] == domain]
+                lost = [
+                    rank for rank in own if {domain_of[each] for each, _ in plan[rank]} <= {domain}
+                ]
+                assert len(lost) == max(0, len(own) - (len(ranks) - len(own)) * made)
+
+
+def test_without_a_known_order_copies_go_a_part_of_the_ranks_away() -> None:
+    for order in ("", "0-2", "5,4,3,2,1,0,0"):
+        assert rounds(1, [2] * 6, order, copies=2) == [(5, 9), (9, 5)]
+    assert rounds(0, [1], "", copies=0) == []
 
 
 def sharded(model: nn.Module) -> nn.Module:

@@ -167,6 +167,7 @@ class GroupState:
         if order != self._copy_order:
             self._copy_order = order
             self._tell()
+            self._wake()
 
     def _forget_led(self) -> None:
         self._led_before.clear()

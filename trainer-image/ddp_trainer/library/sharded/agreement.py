@@ -47,13 +47,3 @@ def newest_complete(inventories: Sequence[Inventory]) -> Decision | None:
         else:
             return Decision(key, senders)
     return None
-
-
-def copy_distances(size: int, copies: int) -> list[int]:
-    """Return how many ranks further each copy of a rank's snapshot is, in a group of `size`.
-
-    They divide the group into equal parts, so that a pod with few ranks holds a snapshot and its
-    copies only if the group has too few pods.
-    """
-    distance = size // (copies + 1)
-    return [number * distance for number in range(1, copies + 1)]

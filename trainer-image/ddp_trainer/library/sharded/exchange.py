@@ -13,6 +13,7 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.library.sharded import packing
 from ddp_trainer.library.sharded.agreement import Inventory
 from ddp_trainer.memory.volume import Key
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.threads import start_thread
 
 _PIECE_BYTES = 32 << 20
@@ -35,6 +36,17 @@ def gathered(
             )
         )
     return inventories
+
+
+def share_progress(run: TrainState, group: Group) -> None:
+    """Give all ranks the progress within the step, such as answers, of the furthest one."""
+    told = [json.loads(each) for each in group.gather(json.dumps(run.progress()).encode())]
+    most = max(told)
+    if min(told) != most:
+        source = told.index(most)
+        is_source = group.rank == source
+        own = json.dumps(run.progress_dict()).encode() if is_source else None
+        run.load_progress_dict(json.loads(group.broadcast(own, source=source)))
 
 
 def started(work: Callable[[], None]) -> futures.Future[None]:

@@ -30,8 +30,9 @@ from torch.distributed.fsdp import FSDPModule
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import NewProcessError
 from ddp_trainer.library.sharded import packing
-from ddp_trainer.library.sharded.agreement import Decision, copy_distances, newest_complete
-from ddp_trainer.library.sharded.exchange import gathered, receive, send, started
+from ddp_trainer.library.sharded.agreement import Decision, newest_complete
+from ddp_trainer.library.sharded.copy_holders import CopyHolders, Round
+from ddp_trainer.library.sharded.exchange import gathered, receive, send, share_progress, started
 from ddp_trainer.library.sharded.saved_parts import SavedParts
 from ddp_trainer.memory.volume import Key
 from ddp_trainer.run.train_state import TrainState
@@ -43,15 +44,15 @@ class Snapshots:
     """One rank's snapshots of its own state, and its copies of other ranks' snapshots."""
 
     def __init__(
-        self, run: TrainState, mesh: DeviceMesh, saved_parts: SavedParts, *, copies: int
+        self, run: TrainState, mesh: DeviceMesh, saved_parts: SavedParts, copy_holders: CopyHolders
     ) -> None:
-        """`mesh`: of the run's models. `copies`: ranks that receive each snapshot."""
+        """`mesh`: of the run's models."""
         self._run = run
         self._mesh = mesh
         self._saved_parts = saved_parts
         self._saving: futures.Future[None] | None = None
         """Ends when a snapshot is in the volume of the pod."""
-        self._distances = copy_distances(mesh.size(), copies)
+        self._copy_holders = copy_holders
         self._group: Group | None = None
         self._own: dict[int, Tensor] = {}
         """By step."""
@@ -74,6 +75,7 @@ class Snapshots:
         with self._lock:
             self._group = group
         self._expect_place(group)
+        self._copy_holders.follow(group)
         own = {0} if self._run.is_fresh else set(self._own)
         inventories = gathered(
             group,
@@ -94,17 +96,14 @@ class Snapshots:
                     module.reshard()  # it may hold what a step without all ranks gathered
         self._return_to(step)
         self._transfer(decision, group)
-        self._share_progress(group)
+        share_progress(self._run, group)
         self._run.is_fresh = False
         if step not in self._own:
             self._own[step] = packing.pack(self._run.full_state_dict())
         self._own = {step: self._own[step]}
-        sources = {(group.rank - distance) % group.size for distance in self._distances}
-        with self._lock:
+        with self._lock:  # those that belong elsewhere stay until there are others
             self._copies = {
-                (rank, at): copy
-                for (rank, at), copy in self._copies.items()
-                if at == step and rank in sources
+                (rank, at): copy for (rank, at), copy in self._copies.items() if at == step
             }
         held = sorted(rank for rank, _ in self._copies)
         known = [json.loads(each) for each in group.gather(json.dumps(held).encode())]
@@ -171,7 +170,8 @@ class Snapshots:
     def confirm(self) -> None:
         """Wait until all ranks have their snapshots and copies of the last step; a collective.
 
-        If all ranks have room in the memory of their pods, they begin to save the step there.
+        If all ranks have room in the memory of their pods, they begin to save the step there. If
+        copies belong elsewhere by now, those of the next step go there.
         """
         assert self._group is not None
         if self._copying is not None:
@@ -179,9 +179,23 @@ class Snapshots:
         if self._saving is not None:
             self._saving.result()
         step = max(self._own)
-        [ranks] = self._group.sum(float(self._saved_parts.wants(step)))
+        ranks, are_outdated = self._group.sum(
+            float(self._saved_parts.wants(step)),
+            float(self._group.rank == 0 and self._copy_holders.are_outdated),
+        )
         if ranks == self._group.size:
             self._saving = started(partial(self._saved_parts.save, step, self._own[step]))
+        self._drop_moved(step)
+        if are_outdated:
+            self._copy_holders.follow(self._group)
+
+    def _drop_moved(self, step: int) -> None:
+        """Release copies that other ranks hold since this step, which is complete."""
+        sources = self._copy_holders.sources
+        with self._lock:
+            for rank, at in [*self._copies]:
+                if at < step and rank not in sources:
+                    del self._copies[rank, at]
 
     def leave_step(self) -> None:
         """Note where the run stands, now that its next step will change the state."""
@@ -245,29 +259,24 @@ class Snapshots:
                 time.monotonic() - begin,
             )
 
-    def _share_progress(self, group: Group) -> None:
-        """Give all ranks the progress within the step, such as answers, of the furthest one."""
-        mine = self._run.progress()
-        told = [json.loads(each) for each in group.gather(json.dumps(mine).encode())]
-        most = max(told)
-        if min(told) != most:
-            source = told.index(most)
-            is_source = group.rank == source
-            own = json.dumps(self._run.progress_dict()).encode() if is_source else None
-            self._run.load_progress_dict(json.loads(group.broadcast(own, source=source)))
-
     def _begin_to_copy(self, step: int, known: Sequence[Collection[int]] = ()) -> None:
         """`known`: for each rank, those whose snapshots of this step it has; empty: none."""
         group = self._group
         assert group is not None
         known = known or [()] * group.size
-        self._copying = started(partial(self._copy, step, self._own[step], group, known))
+        rounds = self._copy_holders.rounds
+        self._copying = started(partial(self._copy, step, self._own[step], group, known, rounds))
 
-    def _copy(self, step: int, own: Tensor, group: Group, known: Sequence[Collection[int]]) -> None:
+    def _copy(
+        self,
+        step: int,
+        own: Tensor,
+        group: Group,
+        known: Sequence[Collection[int]],
+        rounds: Sequence[Round],
+    ) -> None:
         """Send a snapshot to other ranks, and receive those of others, where they lack."""
-        for distance in self._distances:
-            target = (group.rank + distance) % group.size
-            source = (group.rank - distance) % group.size
+        for target, source in rounds:
             sending = []
             if group.rank not in known[target]:
                 sending.append(started(partial(send, own, group, to=target)))
