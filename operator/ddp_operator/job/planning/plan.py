@@ -233,8 +233,8 @@ def _with_upkeep(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> P
     if job.spec.topology:
         planned = topology.with_order_due(job, pods, planned, now)
     # Pods know their first group from their environment, but not the nodes of the others.
-    has_copies = job.spec.memory_checkpoint is not None
-    if world_of(job).generation or (has_copies and copy_order.is_order_due(job, pods)):
+    may_copy = job.spec.memory_checkpoint is not None or notes.launcher == "Pod"
+    if world_of(job).generation or (may_copy and copy_order.is_order_due(job, pods)):
         planned = assignments.with_assignments(job, pods, planned, now)
     was_unreachable = running is not None and running.reason == PODS_UNREACHABLE
     if was_unreachable or pods.gaps or pods.launchers.silent_since:

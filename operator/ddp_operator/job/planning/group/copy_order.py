@@ -11,7 +11,7 @@ from ddp_protocol.copies import Domain, fingerprint, order_by_domain
 from ddp_protocol.world import MAX_COPY_ORDER
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.world import first_world, format_slots, members
+from ddp_operator.job.membership.world import first_world, format_slots, members, scope_of
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.failure_domains import known_domains
 
@@ -22,8 +22,8 @@ def copy_order(job: DDPJob, pods: Observed) -> str:
     That is so while a pod has no known node, and if the launcher does not report its order: an
     earlier release's would refuse the message.
     """
-    memory, leader = job.spec.memory_checkpoint, pods.launchers.leader
-    if memory is None or not memory.copies or leader is None or leader.copy_order is None:
+    leader = pods.launchers.leader
+    if not _has_copies(job) or leader is None or leader.copy_order is None:
         return ""
     domains = known_domains(job, pods)
     return _order(domains) if domains else ""
@@ -36,6 +36,16 @@ def is_order_due(job: DDPJob, pods: Observed) -> bool:
         return False
     known = leader.copy_order or fingerprint(first_world(len(members(job))).members)
     return known != fingerprint(order)
+
+
+def _has_copies(job: DDPJob) -> bool:
+    """Return whether pods may hold copies of each other's snapshots.
+
+    Ranks that form their group themselves copy theirs if the model is sharded, which is not known
+    here.
+    """
+    memory = job.spec.memory_checkpoint
+    return scope_of(job) == "Pod" or (memory is not None and memory.copies > 0)
 
 
 @lru_cache(maxsize=32)

@@ -15,6 +15,7 @@ from ddp_operator.ports import Node, Nodes
 from ddp_protocol.copies import fingerprint, read_order
 from ddp_protocol.world import GroupAssignment, LauncherStatus
 
+from tests.good_manifests import Json
 from tests.unit.job.builders import later, listening, ready, running_job, stored
 from tests.unit.job.planning.group.test_in_place import LISTENS, failure, knowing
 from tests.unit.job.status.test_placement import node
@@ -23,11 +24,12 @@ MEMORY = {"sizeLimit": "84G", "copies": 1}
 NODES = [node(name, block=name[0], subblock=name[1], host=name) for name in ("11", "12", "21")]
 
 
-def trains(*names: str, memory: Any = MEMORY) -> tuple[DDPJob, list[PodState]]:
+def trains(
+    *names: str, memory: Any = MEMORY, restart: Json | None = None
+) -> tuple[DDPJob, list[PodState]]:
     """Return a running job with pods on these nodes."""
-    job, _ = running_job(
-        replicas=len(names), restart={"scope": "InPlace"}, **{"memoryCheckpoint": memory}
-    )
+    restart = {"scope": "InPlace"} if restart is None else restart
+    job, _ = running_job(replicas=len(names), restart=restart, memoryCheckpoint=memory)
     pods = [listening(ready(job, slot, node=name)) for slot, name in enumerate(names)]
     return stored(job, plan(job, pods, later(20), launchers=LISTENS)), pods
 
@@ -94,6 +96,17 @@ def test_order_is_not_sent_if_unknown_or_unused(
 ) -> None:
     job, pods = trains("11", "21", "12", "21", memory=memory)
     assert looked(job, pods, status, nodes).assignments == ()
+
+
+@pytest.mark.parametrize("scope", ["Pod", "InPlace"])
+def test_ranks_that_form_their_group_themselves_receive_the_order(scope: Any) -> None:
+    """A sharded model's ranks copy their parts, also without memoryCheckpoint."""
+    job, pods = trains("11", "21", "12", "21", memory=None, restart={})
+    job = stored(job, looked(job, pods, None, scope=scope))
+    planned = looked(job, pods, scope=scope)
+    assert [each.group.copy_order for each in planned.assignments] == (
+        ["0,2,1,3"] if scope == "Pod" else []
+    )
 
 
 def test_next_generation_has_the_order_of_its_pods() -> None:
