@@ -1,4 +1,4 @@
-"""What lost failure domains would cost, against all losses that there can be."""
+"""The cost of lost failure domains, compared with all possible losses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYOUTS = 300
 
 
 def domains_of(random: Random) -> list[Domain]:
-    """Return the domains of some pods at all levels; the names of all nodes are known."""
+    """Return the domains of some pods at each level; the names of all nodes are known."""
     has_cliques = random.random() < 0.5
     return [
         (*place[:3], place[2] if has_cliques else None, place[3], str(place))
@@ -80,7 +80,7 @@ def test_survived_domains_are_those_whose_losses_leave_all_snapshots(copies: int
 
 
 def blocks(text: str, *, copies: int = 1, replicated: bool = False, stored: int | None = 80) -> str:
-    """Return what is said of pods in these blocks, one letter each, with an own node each."""
+    """Return the sentence about pods in these blocks, one letter each, with an own node each."""
     domains: list[Domain] = [
         (None, block, None, None, None, f"{block}{number}") for number, block in enumerate(text)
     ]
