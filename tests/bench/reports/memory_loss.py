@@ -14,13 +14,17 @@ RANKS = 2
 FRESH = 2
 """Saves of a rank that need new memory; later ones use that of earlier ones."""
 IN_MEMORY = "memory.save"
+BLOCK_LOST = "memory.save, block"
+"""The same in twice as many pods; a block is lost."""
 AIM_RATIO = 1.0
 MOST_SNAPSHOTS = 4
 """Two of its own rank, two of another pod's."""
 EACH_STEP = "join, FSDP2"
 """It copies each step, and saves nothing."""
-AIM_SECONDS = {IN_MEMORY: 5.0, "join": 1.0, EACH_STEP: 1.0}
+AIM_SECONDS = {IN_MEMORY: 5.0, BLOCK_LOST: 5.0, "join": 1.0, EACH_STEP: 1.0}
 """From the loss to the next step, new or not, by way."""
+_NOT_TIMED = (EACH_STEP, BLOCK_LOST)
+"""Ways with a loss alone in the tables."""
 _PAGE_BYTES = 4096
 
 
@@ -64,6 +68,7 @@ class Run:
     """The most that a pod's volume in memory took."""
     snapshot_bytes: int = 0
     """The size of the largest file in these volumes."""
+    ranks: int = RANKS
 
     def saves(self) -> list[Event]:
         """Return the saves of all ranks before the loss that were no skipped ones."""
@@ -82,7 +87,7 @@ class Run:
         return [one for saves in self._by_rank() for one in saves[FRESH:]]
 
     def _by_rank(self) -> list[list[Event]]:
-        return [[one for one in self.saves() if one.rank == rank] for rank in range(RANKS)]
+        return [[one for one in self.saves() if one.rank == rank] for rank in range(self.ranks)]
 
     def complete_after(self) -> list[float]:
         """Return the seconds from each save's end in the last rank until it was complete."""
@@ -93,7 +98,7 @@ class Run:
                 for one in self.events
                 if (one.kind, one.step) == ("done", step) and one.at < self.lost_at
             ]
-            if len(ends) == RANKS:
+            if len(ends) == self.ranks:
                 found.append(max(0.0, at - max(ends)))
         return found
 
@@ -127,7 +132,7 @@ class Run:
 
         None: they have not yet.
         """
-        ranks = [self._done(rank) for rank in range(RANKS)]
+        ranks = [self._done(rank) for rank in range(self.ranks)]
         return self._first_step(
             beyond=max(one.step for done in ranks for one in done if one.at < self.lost_at)
         )
@@ -146,14 +151,14 @@ class Run:
                 (one.at for one in self._done(rank) if one.at > self.lost_at and one.step > beyond),
                 None,
             )
-            for rank in range(RANKS)
+            for rank in range(self.ranks)
         ]
         found = [at for at in firsts if at is not None]
-        return max(found) - self.lost_at if len(found) == RANKS else None
+        return max(found) - self.lost_at if len(found) == self.ranks else None
 
     def steps_again(self) -> int:
         """Return how many steps that all ranks had done were done again."""
-        ranks = [self._done(rank) for rank in range(RANKS)]
+        ranks = [self._done(rank) for rank in range(self.ranks)]
         newest = min(max(one.step for one in done if one.at < self.lost_at) for done in ranks)
         return max(
             sum(one.at > self.lost_at and one.step <= newest for one in done) for done in ranks
@@ -186,12 +191,13 @@ def table(runs: Mapping[str, Sequence[Run]], subject: Subject) -> Outcome:
     freed = median(one.ratio for run in in_memory for one in run.later())
     lines = [
         f"torch        {subject.torch}, {RANKS} pods of one rank, gloo, one thread each",
+        f"a block      2 of {2 * RANKS} pods, with half of the state in each",
         f"state        {subject.state_mb / RANKS:.0f} MB in each rank, saved every "
         f"{subject.every_steps} steps",
         f"repetitions  {len(in_memory)}, in turns; shown: median (min-max)",
         "",
         _row("", "pause, s", "in copies in memory", "complete after, s"),
-        *(_saves(way, some) for way, some in runs.items() if way != EACH_STEP),
+        *(_saves(way, some) for way, some in runs.items() if way not in _NOT_TIMED),
         "",
         _row("a pod is killed", "to the next step, s", "to a new step, s", "steps done again"),
         *(_losses(way, some) for way, some in runs.items()),
@@ -235,7 +241,7 @@ def _step(runs: Sequence[Run]) -> str:
 
 
 def _aims(way: str, runs: Sequence[Run], subject: Subject) -> str:
-    seconds, steps = AIM_SECONDS[way], subject.every_steps if way == IN_MEMORY else 0
+    seconds, steps = AIM_SECONDS[way], subject.every_steps if way in (IN_MEMORY, BLOCK_LOST) else 0
     met = all((run.resumed() or 0.0) <= seconds and run.steps_again() <= steps for run in runs)
     return f"aim: {way} ≤ {seconds:g} s, ≤ {steps} steps again {_met(met)}"
 

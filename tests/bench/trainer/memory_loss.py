@@ -1,16 +1,16 @@
 """A large state in memory, on a volume or in other ranks: pauses of saves, and a killed pod's cost.
 
-The same model in four ways: `memory.save` with our launchers; `torch.save` to a folder with
-torchrun; `join` with its checkpoints (DDP); `join` with a copy in another rank (FSDP2). Pods are
-processes of this machine, and a spare waits. It gets its place as soon as the other pod is killed:
-what Kubernetes and the operator add is in `operator-lost-pod`.
+The same model in four ways: `memory.save` with our launchers, also in four pods that lose a block
+of two; `torch.save` to a folder with torchrun; `join` with its checkpoints (DDP); `join` with a
+copy in another rank (FSDP2). Pods are processes of this machine, and a spare waits. It gets its
+place as soon as the other pod is killed: what Kubernetes and the operator add is in
+`operator-lost-pod`.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -18,27 +18,32 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from ddp_trainer.memory.volume import SLOTS
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings
 from tests.bench.reports.memory_loss import (
+    BLOCK_LOST,
     IN_MEMORY,
     RANKS,
     Event,
     Run,
     Subject,
-    events,
     table,
 )
 from tests.bench.scripts.large_state import EVERY_STEPS
 from tests.bench.server.control_plane import say
-from tests.bench.server.process import descendants
+from tests.bench.trainer.large_pods import (
+    SCRIPT,
+    Joined,
+    Pods,
+    events_in,
+    in_blocks,
+    in_memory,
+    kill,
+)
 from tests.ports import free_port
-from tests.trainer.support.memory_jobs import MemoryJob, memory_job
-from tests.trainer.support.worlds import WorldPod, world_job
+from tests.trainer.support.worlds import world_job
 
 STATE_MB = 2000
 """Of all ranks together, unless the command line says otherwise."""
@@ -46,92 +51,10 @@ SAVES = 6
 """Complete ones before the loss: two to new files, four to freed ones."""
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 300.0
-_COPIES = 1
-_FILES = SLOTS * (1 + _COPIES)
 _SPARE = RANKS
-"""Its slot."""
-_SCRIPT = ("-m", "tests.bench.scripts.large_state")
-_TMPFS = "/dev/shm"
+"""Number of the spare agent."""
 _BLOCK_BYTES = 512
 """Unit of st_blocks."""
-
-
-class Pods(Protocol):
-    """Two pods and a spare that train."""
-
-    volumes: Path | None = None
-    """Folder of their volumes in memory."""
-
-    def first(self) -> tuple[subprocess.Popen[bytes], str]:
-        """Return the process of the pod that is not lost, and its log."""
-        ...
-
-    def spare_is_ready(self) -> bool:
-        """Return True if the spare could take a place."""
-        ...
-
-    def complete(self) -> Mapping[int, float]:
-        """Return saves that are complete, and since when, or now if that is not known."""
-        ...
-
-    def lose(self) -> None:
-        """Kill a pod with all it has in memory, and give its place to the spare."""
-        ...
-
-
-class _Launchers(Pods):
-    def __init__(self, pods: Sequence[WorldPod]) -> None:
-        self.pods = pods
-
-    def first(self) -> tuple[subprocess.Popen[bytes], str]:
-        return self.pods[0].process, self.pods[0].log
-
-    def spare_is_ready(self) -> bool:
-        self.pods[_SPARE].wait_to_listen()
-        status, answer = self.pods[_SPARE].put(1, None)
-        return status == 200 and bool(answer["ended"])
-
-
-class _InMemory(_Launchers):
-    def __init__(self, job: MemoryJob) -> None:
-        super().__init__([job.start(node_rank) for node_rank in (0, 1, None)])
-        self._job = job
-        self.volumes = job.volumes
-        self.pods[0].wait_to_listen()
-
-    def complete(self) -> Mapping[int, float]:
-        step = self._job.memory().get("step")
-        return {} if step is None else {step: time.time()}
-
-    def lose(self) -> None:
-        first, lost, spare = self.pods
-        _kill(lost.process)
-        shutil.rmtree(self._job.volumes / lost.name)
-        self._job.restart([first, spare], 2)
-
-
-class _Joined(_Launchers):
-    def __init__(self, pods: Sequence[WorldPod], folder: Path, *, saves: bool) -> None:
-        super().__init__(pods)
-        self._folder = folder
-        self._saves = saves
-
-    def complete(self) -> Mapping[int, float]:
-        if not self._saves:  # each step is copied: it is complete when the next one is done
-            steps = {one.step - 1: one.at for one in _events(self._folder) if one.rank == 0}
-            return {step: at for step, at in steps.items() if step and step % EVERY_STEPS == 0}
-        found = {}
-        for path in self._folder.glob("checkpoints/step-*/manifest.json"):
-            with suppress(FileNotFoundError):  # a newer one replaces it
-                found[int(path.parent.name.removeprefix("step-"))] = path.stat().st_mtime
-        return found
-
-    def lose(self) -> None:
-        first, lost, spare = self.pods
-        _kill(lost.process)
-        for node_rank, pod in enumerate((first, spare)):
-            status, _ = pod.tell(2, node_rank, broken=True)
-            assert status == 200, pod.log
 
 
 class _Torchrun(Pods):
@@ -178,30 +101,20 @@ class _Torchrun(Pods):
         return {int(newest.read_text()): newest.stat().st_mtime} if newest.exists() else {}
 
     def lose(self) -> None:
-        _kill(self.agents[1])
-
-
-def _in_memory(folder: Path, megabytes: int) -> Iterator[Pods]:
-    size = _FILES * int((megabytes + 1) * 1.01e6)
-    room = os.statvfs(_TMPFS)
-    if room.f_bavail * room.f_frsize < RANKS * size:
-        raise BenchmarkError(f"{_TMPFS} has no room for {RANKS * size / 1e6:.0f} MB")
-    command = ("--", sys.executable, *_SCRIPT, "memory", str(megabytes))
-    with memory_job(folder, nodes=RANKS, command=command, size=size) as job:
-        yield _InMemory(job)
+        kill(self.agents[1])
 
 
 def _torchrun(folder: Path, megabytes: int) -> Iterator[Pods]:
-    pods = _Torchrun(folder, (*_SCRIPT, "torch", str(megabytes), str(folder), "127.0.0.1"))
+    pods = _Torchrun(folder, (*SCRIPT, "torch", str(megabytes), str(folder), "127.0.0.1"))
     try:
         yield pods
     finally:
         for agent in pods.agents:
-            _kill(agent)
+            kill(agent)
 
 
 def _joined(way: str, folder: Path, megabytes: int) -> Iterator[Pods]:
-    command = ("--", sys.executable, *_SCRIPT, way, str(megabytes), str(folder), "127.0.0.1")
+    command = ("--", sys.executable, *SCRIPT, way, str(megabytes), str(folder), "127.0.0.1")
     variables = {
         "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
@@ -211,12 +124,13 @@ def _joined(way: str, folder: Path, megabytes: int) -> Iterator[Pods]:
         pods = [
             job.start(node_rank, command=command, variables=variables) for node_rank in (0, 1, None)
         ]
-        yield _Joined(pods, folder, saves=way == "join")
+        yield Joined(pods, folder, saves=way == "join")
 
 
 Start = Callable[[Path, int], AbstractContextManager[Pods]]
 WAYS: Mapping[str, Start] = {
-    IN_MEMORY: contextmanager(_in_memory),
+    IN_MEMORY: contextmanager(in_memory),
+    BLOCK_LOST: contextmanager(in_blocks),
     "torch.save": contextmanager(_torchrun),
     "join": contextmanager(lambda *of: _joined("join", *of)),
     "join, FSDP2": contextmanager(lambda *of: _joined("sharded-join", *of)),
@@ -230,7 +144,7 @@ def measure(settings: Settings) -> Outcome:
     for number in range(settings.repeat):
         for way, start in WAYS.items():
             say(f"{way}: {number + 1} of {settings.repeat}")
-            folder = settings.scratch / f"{way.replace(', ', '-')}-{number}"
+            folder = settings.scratch / f"{way.replace(', ', '-').replace(' ', '-')}-{number}"
             folder.mkdir()
             runs[way].append(run(folder, state_mb // RANKS, start))
             shutil.rmtree(folder)
@@ -238,7 +152,7 @@ def measure(settings: Settings) -> Outcome:
 
 
 def run(folder: Path, megabytes: int, start: Start) -> Run:
-    """Train, kill a pod half way between two saves, and wait for the next step.
+    """Train, kill a pod or a block half way between two saves, and wait for the next step.
 
     Raises:
         BenchmarkError: that took too long, or a process ended.
@@ -252,17 +166,18 @@ def run(folder: Path, megabytes: int, start: Start) -> Run:
                     complete.setdefault(step, at)
                 taken, size = _usage(pods)
                 most, largest = max(most, taken), max(largest, size)
-                if _is_due(_events(folder), complete) and pods.spare_is_ready():
+                if _is_due(events_in(folder), complete, pods.ranks) and pods.spare_is_ready():
                     break
             lost_at = time.time()
             pods.lose()
             for _ in _polls(pods):
                 ended = Run(
-                    events=_events(folder),
+                    events=events_in(folder),
                     lost_at=lost_at,
                     complete=complete,
                     most_bytes=most,
                     snapshot_bytes=largest,
+                    ranks=pods.ranks,
                 )
                 if ended.recovered() is not None:
                     return ended
@@ -281,15 +196,11 @@ def _polls(pods: Pods) -> Iterator[None]:
         time.sleep(_POLL_SECONDS)
 
 
-def _events(folder: Path) -> list[Event]:
-    return [event for path in folder.glob("events.rank*") for event in events(path.read_text())]
-
-
-def _is_due(found: Sequence[Event], complete: Collection[int]) -> bool:
+def _is_due(found: Sequence[Event], complete: Collection[int], ranks: int) -> bool:
     """Return True half an interval after the last of enough saves; `complete`: their steps."""
     steps = min(
         max((one.step for one in found if (one.kind, one.rank) == ("done", rank)), default=0)
-        for rank in range(RANKS)
+        for rank in range(ranks)
     )
     return len(complete) >= SAVES and steps >= max(complete) + EVERY_STEPS // 2
 
@@ -306,13 +217,3 @@ def _usage(pods: Pods) -> tuple[int, int]:
                     largest = max(largest, status.st_size)
         most = max(most, taken)
     return most, largest
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a launcher or an agent with all its processes."""
-    process.send_signal(signal.SIGSTOP)
-    for pid in descendants(process.pid):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.kill()
-    process.wait()

@@ -34,9 +34,17 @@ class MemoryJob:
         self.sizes: dict[str, Any] = sizes
         self.master_port = free_port()
 
-    def start(self, node_rank: int | None, *, generation: int = 1, copies: int = 1) -> WorldPod:
-        """Start a pod with an empty volume; None: a spare (a job has at most one)."""
-        slot = self.sizes["nodes"] if node_rank is None else node_rank
+    def start(
+        self,
+        node_rank: int | None,
+        *,
+        generation: int = 1,
+        copies: int = 1,
+        slot: int | None = None,
+    ) -> WorldPod:
+        """Start a pod with an empty volume; None: a spare. `slot`: of a second spare."""
+        if slot is None:
+            slot = self.sizes["nodes"] if node_rank is None else node_rank
         name = f"pod-{len(self.job.pods)}"
         variables = {
             "DDP_GENERATION": str(generation),
