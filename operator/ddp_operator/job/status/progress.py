@@ -130,7 +130,8 @@ def is_done(status: DDPJobStatus) -> bool:
 
 def _is_of_code(status: DDPJobStatus, said: TrainerStatus) -> bool:
     """Return whether the job's present code reports this; True if the launcher does not know."""
-    return not is_other(status.bookkeeping.code, said.code or "")
+    known = status.bookkeeping.code
+    return not known or not is_other(known, said.code or "")
 
 
 def _with_progress(status: DDPJobStatus, said: TrainerStatus, received: datetime) -> DDPJobStatus:
