@@ -1,4 +1,4 @@
-"""The archive in which a folder of code travels to pods: how it is made, and unpacked in a pod.
+"""The archive in which a folder of code travels to pods, and how a pod unpacks it.
 
     python3 -I FOLDER/unpack.py [REQUIREMENTS]    unpacks the archive in FOLDER, installs packages
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import sys
 import tarfile
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
@@ -29,6 +30,12 @@ WORK = "work"
 SENT = "sent"
 """Archives that clients sent to the running pod, named by the ID of their code. The launcher makes
 this folder, so that it exists only where a launcher can replace code."""
+STORE = "store"
+"""Below it: the volume with archives that are too large for ConfigMaps, if the user named one."""
+STORE_FOLDER = "ddp-code"
+"""The folder of the archives in that volume."""
+REFERENCE = b"stored sha256:"
+"""Travels with the SHA-256 of an archive in the volume, instead of the archive."""
 PACKAGES = "packages"
 """A virtual environment with the packages that were installed for the job."""
 SITE = "site"
@@ -52,13 +59,16 @@ MAX_PARTS = 8
 PART_BYTES = 1000 * 1024
 """Bytes of a part: with a name and this file, it fits in a ConfigMap, which holds 1 MiB."""
 MAX_PACKED_BYTES = MAX_PARTS * PART_BYTES
+MAX_STORED_BYTES = 512 * 1024 * 1024
+"""Most bytes of all files together in an archive that is stored in a volume."""
+MAX_STORED_PACKED_BYTES = 256 * 1024 * 1024
 _ENTRY_BYTES = 8192
 """Larger than the headers of a file in an archive."""
 _CONFIGURATION = 64
 """The exit code that tells the operator that a restart cannot help."""
 _NETWORK = ("connection broken", "ReadTimeoutError", "ConnectTimeoutError", "NewConnectionError")
 """Words of pip about a network or an index that does not answer, which may pass."""
-_PACKED = 31
+GZIP = 31
 """zlib's number for the gzip format."""
 
 
@@ -71,37 +81,14 @@ def digest_of(archive: bytes) -> str:
     return hashlib.sha256(archive).hexdigest()[:12]
 
 
-def make(files: Mapping[str, tuple[bytes, bool]]) -> bytes:
-    """Return an archive of files by name; each has its content and is a program or not.
-
-    Equal files make an equal archive: names are sorted, and there are no times or owners.
-
-    Raises:
-        CodeError: a name or a limit.
-    """
-    if len(files) > MAX_FILES:
-        raise CodeError(f"{len(files)} files, but at most {MAX_FILES} can be sent")
-    size = sum(len(content) for content, _ in files.values())
-    if size > MAX_BYTES:
-        raise CodeError(f"{size} bytes, but at most {MAX_BYTES} can be sent")
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in sorted(files):
-            content, is_program = files[name]
-            entry = tarfile.TarInfo(_checked(name))
-            entry.size, entry.mode = len(content), 0o755 if is_program else 0o644
-            archive.addfile(entry, io.BytesIO(content))
-    return made.getvalue()
-
-
-def pack(archive: bytes) -> bytes:
-    """Compress an archive."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, _PACKED)
-    return packer.compress(archive) + packer.flush()
+def stored_name(digest: str) -> str:
+    """Return the file in the volume, of the archive with this SHA-256."""
+    return f"{STORE_FOLDER}/{digest}.tar.gz"
 
 
 def unpack(packed: bytes, code_id: str, root: Path) -> None:
-    """Replace the code below `root` by that of an archive.
+    """Replace the code below `root` by that of an archive, or of the stored one that `packed`
+    refers to.
 
     Files that are not code stay, such as a training's own. Compiled modules are deleted: Python
     compares only their size and second with the source.
@@ -110,10 +97,10 @@ def unpack(packed: bytes, code_id: str, root: Path) -> None:
         CodeError: the archive is not that of `code_id`, or breaks a limit.
         OSError: a file cannot be written.
     """
-    archive = _archive(packed, code_id)
+    archive, most = _archive(packed, code_id, root)
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as entries:
-            files = _checked_files(entries)
+            files = _checked_files(entries, most)
             _write(root / ID_FILE, "")  # a half-written one has no ID
             _forget_code(root)
             for file in files:
@@ -159,14 +146,34 @@ def current(root: Path) -> str:
         return ""
 
 
-def _archive(packed: bytes, code_id: str) -> bytes:
-    """Return the archive of this code, decompressed."""
-    most = MAX_BYTES + MAX_FILES * _ENTRY_BYTES
-    if len(packed) > MAX_PACKED_BYTES:
-        raise CodeError(f"code {code_id}: more than {MAX_PACKED_BYTES} bytes")
-    unpacker = zlib.decompressobj(_PACKED)
+def _archive(packed: bytes, code_id: str, root: Path) -> tuple[bytes, int]:
+    """Return the archive of this code, decompressed, and the most bytes that its files may have."""
+    match = re.fullmatch(REFERENCE + rb"([0-9a-f]{64})", packed)
+    if match is None:
+        return _decompressed(packed, code_id, MAX_PACKED_BYTES, MAX_BYTES), MAX_BYTES
+    digest = match[1].decode()
+    path = root / STORE / stored_name(digest)
     try:
-        archive = unpacker.decompress(packed, most)
+        with path.open("rb") as file:
+            stored = file.read(MAX_STORED_PACKED_BYTES + 1)
+    except FileNotFoundError:
+        raise CodeError(
+            f"code {code_id}: the volume of --code-volume has no file {stored_name(digest)}; "
+            "send the folder again"
+        ) from None
+    archive = _decompressed(stored, code_id, MAX_STORED_PACKED_BYTES, MAX_STORED_BYTES)
+    # Others may write to the volume, and the digest in the ID is short.
+    if hashlib.sha256(archive).hexdigest() != digest:
+        raise CodeError(f"code {code_id}: {stored_name(digest)} is another archive")
+    return archive, MAX_STORED_BYTES
+
+
+def _decompressed(packed: bytes, code_id: str, max_packed: int, max_bytes: int) -> bytes:
+    if len(packed) > max_packed:
+        raise CodeError(f"code {code_id}: more than {max_packed} bytes")
+    unpacker = zlib.decompressobj(GZIP)
+    try:
+        archive = unpacker.decompress(packed, max_bytes + MAX_FILES * _ENTRY_BYTES)
     except zlib.error as error:
         raise CodeError(f"code {code_id}: it is damaged: {error}") from None
     if not unpacker.eof or digest_of(archive) != code_id.partition("-")[0]:
@@ -174,22 +181,22 @@ def _archive(packed: bytes, code_id: str) -> bytes:
     return archive
 
 
-def _checked_files(entries: tarfile.TarFile) -> Sequence[tarfile.TarInfo]:
+def _checked_files(entries: tarfile.TarFile, max_bytes: int) -> Sequence[tarfile.TarInfo]:
     """Return the files of an archive, which has nothing else and no name that leads out of it."""
     files: list[tarfile.TarInfo] = []
     size = 0
     for entry in entries:
-        _checked(entry.name)
+        checked_name(entry.name)
         if not entry.isreg():
             raise CodeError(f"{entry.name[:120]!r}: it is not a file")
         files.append(entry)
         size += entry.size
-        if size > MAX_BYTES or len(files) > MAX_FILES:
-            raise CodeError(f"more than {MAX_FILES} files or {MAX_BYTES} bytes")
+        if size > max_bytes or len(files) > MAX_FILES:
+            raise CodeError(f"more than {MAX_FILES} files or {max_bytes} bytes")
     return files
 
 
-def _checked(name: str) -> str:
+def checked_name(name: str) -> str:
     """Return a name that stays within its folder."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\0" in name:

@@ -13,7 +13,8 @@ from ddp_client.sdk import AsyncJob
 from ddp_operator.api.code import PARTS_VOLUME, Code
 from ddp_operator.api.constants import ANNOTATION_CODE
 from ddp_operator.api.status import DDPJobStatus
-from ddp_protocol.code_archive import SENT, digest_of, make, pack, unpack
+from ddp_protocol.code_archive import SENT, digest_of, unpack
+from ddp_protocol.code_packing import make, pack
 
 from tests.waiting import eventually
 

@@ -14,7 +14,7 @@ from ddp_operator.api.command import is_python
 from ddp_operator.api.constants import ENV_CODE_DIR
 from ddp_operator.api.values.text import clean
 from ddp_operator.ports import Manifest
-from ddp_protocol import code_archive
+from ddp_protocol import code_archive, code_packing
 from ddp_protocol.code_archive import (
     ID_FILE,
     MAX_PACKED_BYTES,
@@ -63,7 +63,7 @@ class CodeFolder:
         Raises:
             JobRequestError: it is too large; the text names the largest folders.
         """
-        packed = code_archive.pack(self._archive)
+        packed = code_packing.pack(self._archive)
         if len(packed) > MAX_PACKED_BYTES:
             sizes = {name: len(content) for name, (content, _) in self.files.items()}
             raise too_large(len(packed), MAX_PACKED_BYTES, " compressed", sizes)
@@ -72,7 +72,7 @@ class CodeFolder:
     @cached_property
     def _archive(self) -> bytes:
         try:
-            return code_archive.make(self.files)
+            return code_packing.make(self.files)
         except CodeError as error:
             raise JobRequestError(f"workdir: {error}") from None
 

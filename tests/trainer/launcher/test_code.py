@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ddp_protocol.code_archive import SENT, WORK, digest_of, make, pack, unpack
+from ddp_protocol.code_archive import SENT, WORK, digest_of, unpack
+from ddp_protocol.code_packing import make, pack
 
 from tests.trainer.launcher.test_in_place import JOINED
 from tests.trainer.support.pods import is_alive

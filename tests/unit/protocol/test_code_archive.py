@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,16 @@ from ddp_protocol.code_archive import (
     ID_FILE,
     PACKAGES,
     SITE,
+    STORE,
     WORK,
     CodeError,
     current,
     digest_of,
     main,
-    make,
-    pack,
+    stored_name,
     unpack,
 )
+from ddp_protocol.code_packing import make, pack, reference_to
 
 from tests.waiting import eventually
 
@@ -137,6 +139,65 @@ def test_archive_that_unpacks_to_more_than_the_limit_is_refused(
     monkeypatch.setattr(code_archive, "MAX_PACKED_BYTES", 10)
     with pytest.raises(CodeError, match="more than 10 bytes"):
         unpack(pack(archive), name_of(archive), tmp_path)
+
+
+def store(root: Path, archive: bytes, content: bytes | None = None) -> Path:
+    """Put an archive where a pod finds the volume, or other content in its place."""
+    path = root / STORE / stored_name(sha256(archive).hexdigest())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pack(archive) if content is None else content)
+    return path
+
+
+def test_stored_archive_is_unpacked_by_its_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_archive, "MAX_BYTES", 10)
+    monkeypatch.setattr(code_archive, "MAX_PACKED_BYTES", 10)
+    archive = make(FILES, 1000)
+    path = store(tmp_path, archive)
+    unpack(reference_to(archive), name_of(archive), tmp_path)
+    assert (tmp_path / WORK / "train.py").read_text() == "print(1)\n"
+    assert path.exists(), "other pods need it"
+    newer = make({"train.py": (b"print(2)\n", False)}, 1000)
+    store(tmp_path, newer)
+    unpack(reference_to(newer), name_of(newer), tmp_path)
+    assert (tmp_path / WORK / "train.py").read_text() == "print(2)\n"
+
+
+def test_stored_archive_that_is_missing_or_not_the_named_one_is_refused(tmp_path: Path) -> None:
+    archive, other = make(FILES), make({"train.py": (b"", False)})
+    reference, name = reference_to(archive), name_of(archive)
+    with pytest.raises(CodeError, match="the volume of --code-volume has no file ddp-code/"):
+        unpack(reference, name, tmp_path)
+    for content in (pack(other), pack(archive)[:-9], b"", b"no archive"):
+        store(tmp_path, archive, content)
+        with pytest.raises(CodeError):
+            unpack(reference, name, tmp_path)
+    # The ID has the first 12 digits alone; the reference has all.
+    same_id = f"{reference[:-1].decode()}{'1' if reference.endswith(b'0') else '0'}".encode()
+    store(tmp_path, archive).rename(tmp_path / STORE / stored_name(same_id[-64:].decode()))
+    with pytest.raises(CodeError, match="is another archive"):
+        unpack(same_id, name, tmp_path)
+    outside = reference[:-64] + b"../" * 20 + b"etc0"
+    with pytest.raises(CodeError, match="it is damaged"):
+        unpack(outside, name, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [STORE]
+
+
+def test_stored_archive_keeps_its_own_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = make({"zeros": (bytes(200_000), False)})
+    store(tmp_path, archive)
+    monkeypatch.setattr(code_archive, "MAX_STORED_BYTES", 50_000)
+    monkeypatch.setattr(code_archive, "MAX_FILES", 1)
+    with pytest.raises(CodeError, match="cut off"):
+        unpack(reference_to(archive), name_of(archive), tmp_path)
+    monkeypatch.setattr(code_archive, "MAX_STORED_PACKED_BYTES", 10)
+    with pytest.raises(CodeError, match="more than 10 bytes"):
+        unpack(reference_to(archive), name_of(archive), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [STORE]
 
 
 def parts(folder: Path, archive: bytes) -> Path:

@@ -10,7 +10,8 @@ from ddp_client.submit import code as code_module
 from ddp_client.submit.job import parsed
 from ddp_operator.api.code import Code, takes_code
 from ddp_protocol import code_archive
-from ddp_protocol.code_archive import digest_of, make, pack
+from ddp_protocol.code_archive import digest_of
+from ddp_protocol.code_packing import make, pack
 
 from tests.unit.submit.test_job import REQUEST
 
