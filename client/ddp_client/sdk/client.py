@@ -73,9 +73,10 @@ class AsyncClient:
         Raises:
             FunctionError: the function cannot run on its own; says what to change.
             JobRequestError: an option is invalid.
+            NotSentError: the code could not be stored in its volume.
         """
         nodes = await self._backend.nodes() if options.get("gpus") else None
-        job, config_maps = manifests.build_manifests(
+        job, config_maps, code = manifests.build_manifests(
             function,
             command,
             arguments,
@@ -85,7 +86,10 @@ class AsyncClient:
             here=self._is_local,
         )
         security = await self._backend.pod_security(self._backend.namespace)
-        return await self._submit(admitted(job, security), config_maps)
+        job = admitted(job, security)
+        if code and code.volume:
+            await self._backend.store_code(self._backend.namespace, job, code)
+        return await self._submit(job, config_maps)
 
     async def apply(self, manifest: Manifest) -> AsyncJob:
         """Submit a DDPJob manifest; the objects that it names must already exist.

@@ -12,6 +12,7 @@ from ddp_operator.ports import Manifest
 from ddp_client.sdk.function import script_of
 from ddp_client.submit import (
     CheckpointLocation,
+    CodeFolder,
     GpuRequest,
     JobRequest,
     JobRequestError,
@@ -20,6 +21,7 @@ from ddp_client.submit import (
     Scripts,
     job_manifest,
 )
+from ddp_client.submit.code import code_volume
 from ddp_client.submit.folder import read_code
 from ddp_client.submit.names import derived_name, valid_name
 from ddp_client.submit.request import Launcher
@@ -66,10 +68,13 @@ class Options(TypedDict, total=False):
     launcher: Launcher
     workdir: str | Path
     """Folder whose files are sent by git's rules; the command runs in it."""
+    code_volume: str
+    """`pvc/NAME` or `gs://BUCKET`: stores a folder that is too large for ConfigMaps."""
     pip: str | Path
     """Requirements file whose packages are installed before the start."""
 
 
+_OF_CODE: Final = frozenset({"workdir", "code_volume", "pip"})
 _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
     "mounts": lambda mounts: [Mount.parse(mount) for mount in mounts],
     "checkpoint": CheckpointLocation.parse,
@@ -87,8 +92,8 @@ def build_manifests(
     default_image: str | None,
     nodes: Sequence[Manifest] = (),
     here: bool = False,
-) -> tuple[Manifest, list[Manifest]]:
-    """Return the job, and the ConfigMaps with its script or code.
+) -> tuple[Manifest, list[Manifest], CodeFolder | None]:
+    """Return the job, the ConfigMaps with its script or code, and that code.
 
     `nodes`: those of the cluster; `here`: it runs on this machine, which has the code.
 
@@ -102,7 +107,7 @@ def build_manifests(
             "fields; pass a function's own arguments in arguments={…}"
         )
     workdir, pip = options.get("workdir"), options.get("pip")
-    given = {k: v for k, v in options.items() if v is not None and k not in ("workdir", "pip")}
+    given = {k: v for k, v in options.items() if v is not None and k not in _OF_CODE}
     if workdir and function is not None:
         raise JobRequestError("workdir: only for a command; a function imports what the image has")
     image = given.get("image", default_image)
@@ -120,7 +125,8 @@ def build_manifests(
     name = options.get("name") or f"{stem}-{secrets.token_hex(_SUFFIX_BYTES)}"
     if pip and here:
         raise JobRequestError("pip: needs a cluster; install the packages on this machine")
-    code, left_out = (None, "") if here else read_code(workdir, pip)
+    volume = code_volume(options["code_volume"]) if options.get("code_volume") else None
+    code, left_out = (None, "") if here else read_code(workdir, pip, volume)
     if left_out:
         warnings.warn(f"workdir: {left_out}", stacklevel=2)
     request = JobRequest(
@@ -134,7 +140,7 @@ def build_manifests(
         [container] = job["spec"]["template"]["spec"]["containers"]
         container["workingDir"] = str(Path(workdir).resolve())
     config_maps = [scripts.config_map(name)] if scripts else []
-    return job, config_maps + (code.config_maps(name) if code else [])
+    return job, config_maps + (code.config_maps(name) if code else []), code
 
 
 def _program(

@@ -17,23 +17,30 @@ from ddp_operator.ports import Manifest
 from ddp_protocol import code_archive, code_packing
 from ddp_protocol.code_archive import (
     ID_FILE,
+    MAX_BYTES,
     MAX_PACKED_BYTES,
+    MAX_STORED_BYTES,
+    MAX_STORED_PACKED_BYTES,
     PACKAGES,
     PART,
     PART_BYTES,
     ROOT,
     SITE,
+    STORE,
     WORK,
     CodeError,
 )
 
 from ddp_client.submit.mounts import Mount
 from ddp_client.submit.scripts import immutable_config_map
-from ddp_client.submit.validation import JobRequestError
+from ddp_client.submit.validation import JobRequestError, object_name
 
 CONTAINER: Final = "ddp-code"
 """The init container that unpacks the code, and the volume with it."""
 PARTS_PATH: Final = "/ddp-code-parts"
+STORE_VOLUME: Final = "ddp-code-store"
+"""Volume with archives that are too large for ConfigMaps, which the user named."""
+STORE_PATH: Final = f"{ROOT}/{STORE}"
 ENV_REQUIREMENTS: Final = "DDP_REQUIREMENTS"
 """Name and digest of the requirements file from which pods install packages."""
 _UNPACK: Final = "unpack.py"
@@ -55,6 +62,8 @@ class CodeFolder:
     """Name of the requirements file among them; empty: no packages are installed."""
     is_workdir: bool = True
     """The command runs in the folder; False: it has only the requirements."""
+    volume: Mount | None = None
+    """Stores the archive if it is too large for ConfigMaps."""
 
     @cached_property
     def packed(self) -> bytes:
@@ -63,24 +72,41 @@ class CodeFolder:
         Raises:
             JobRequestError: it is too large; the text names the largest folders.
         """
-        packed = code_packing.pack(self._archive)
-        if len(packed) > MAX_PACKED_BYTES:
+        packed = code_packing.pack(self.archive)
+        most = MAX_STORED_PACKED_BYTES if self.volume else MAX_PACKED_BYTES
+        if len(packed) > most:
             sizes = {name: len(content) for name, (content, _) in self.files.items()}
-            raise too_large(len(packed), MAX_PACKED_BYTES, " compressed", sizes)
+            raise too_large(len(packed), most, " compressed", sizes, has_volume=bool(self.volume))
         return packed
 
     @cached_property
-    def _archive(self) -> bytes:
+    def archive(self) -> bytes:
+        """The archive, whose digest is the same wherever it is compressed.
+
+        Raises:
+            JobRequestError: a name or a limit.
+        """
         try:
-            return code_packing.make(self.files)
+            return code_packing.make(self.files, MAX_STORED_BYTES if self.volume else None)
         except CodeError as error:
             raise JobRequestError(f"workdir: {error}") from None
+
+    @property
+    def is_stored(self) -> bool:
+        """The archive travels through the volume."""
+        size = sum(len(content) for content, _ in self.files.values())
+        return len(self.packed) > MAX_PACKED_BYTES or size > MAX_BYTES
+
+    @cached_property
+    def sent(self) -> bytes:
+        """What pods get: the compressed archive, or a reference to it in the volume."""
+        return code_packing.reference_to(self.archive) if self.is_stored else self.packed
 
     @cached_property
     def code(self) -> Code:
         """The name of the code."""
-        parts = -(-len(self.packed) // PART_BYTES)
-        return Code(f"{code_archive.digest_of(self._archive)}-{self.token}", parts)
+        parts = -(-len(self.sent) // PART_BYTES)
+        return Code(f"{code_archive.digest_of(self.archive)}-{self.token}", parts)
 
     def requirement_of(self, name: str) -> str:
         """Return name and digest of a requirements file, as `ENV_REQUIREMENTS` has them."""
@@ -95,10 +121,11 @@ class CodeFolder:
         return replace(self, files=files, requirements=_OWN_REQUIREMENTS)
 
     def config_maps(self, job: str, *, namespace: str | None = None) -> list[Manifest]:
-        """Return the immutable ConfigMaps with the parts of the archive."""
+        """Return the immutable ConfigMaps with the parts of what is sent."""
         made: list[Manifest] = []
+        sent = self.sent
         for number, name in enumerate(self.code.config_maps(job)):
-            part = self.packed[number * PART_BYTES : (number + 1) * PART_BYTES]
+            part = sent[number * PART_BYTES : (number + 1) * PART_BYTES]
             text = {}
             if number == 0:
                 text = {_UNPACK: inspect.getsource(code_archive), ID_FILE: self.code.id}
@@ -126,7 +153,9 @@ class CodeFolder:
             command.append(self.requirements)
             _set_python_path(container)
             set_variable(container, ENV_REQUIREMENTS, self.requirement_of(self.requirements))
-        container["volumeMounts"] = [*(container.get("volumeMounts") or []), mount]
+        store = {"name": STORE_VOLUME, "mountPath": STORE_PATH, "readOnly": True}
+        stores = [store] if self.volume else []
+        container["volumeMounts"] = [*(container.get("volumeMounts") or []), mount, *stores]
         unpacks = {
             "name": CONTAINER,
             "image": container["image"],
@@ -143,13 +172,37 @@ class CodeFolder:
             *(pod.get("volumes") or []),
             {"name": CONTAINER, "emptyDir": {}},
             self.code.volume(job),
+            *([{"name": STORE_VOLUME, **self.volume.source}] if self.volume else []),
         ]
         if self.is_workdir:
             container["workingDir"] = f"{ROOT}/{WORK}"
             set_variable(container, ENV_CODE_DIR, ROOT)
 
 
-def too_large(size: int, most: int, what: str, sizes: Mapping[str, int]) -> JobRequestError:
+def code_volume(text: str) -> Mount:
+    """Read the volume for archives: `pvc/NAME` or `gs://BUCKET`.
+
+    Raises:
+        JobRequestError: it has another form.
+    """
+    if not text.startswith(("pvc/", "gs://")):
+        raise JobRequestError(f"code-volume {text[:120]!r}: use pvc/NAME or gs://BUCKET")
+    object_name(text.removeprefix("pvc/").removeprefix("gs://").rstrip("/"), "code-volume")
+    return Mount.parse(f"{text}:{STORE_PATH}:ro")
+
+
+def code_volume_of(job: Manifest) -> Mount | None:
+    """Return the volume for archives that a job's pods mount; None: they have none."""
+    for volume in job["spec"]["template"]["spec"].get("volumes") or ():
+        if volume["name"] == STORE_VOLUME:
+            source = {name: value for name, value in volume.items() if name != "name"}
+            return Mount(source, STORE_PATH, read_only=True)
+    return None
+
+
+def too_large(
+    size: int, most: int, what: str, sizes: Mapping[str, int], *, has_volume: bool
+) -> JobRequestError:
     """Return the error of a folder that is too large; `sizes`: bytes of its files by name."""
     parts: dict[str, int] = {}
     for name, bytes_ in sizes.items():
@@ -157,9 +210,10 @@ def too_large(size: int, most: int, what: str, sizes: Mapping[str, int]) -> JobR
         parts[first] = parts.get(first, 0) + bytes_
     largest = sorted(parts, key=lambda name: -parts[name])[:_LARGEST]
     named = ", ".join(f"{name} {_megabytes(parts[name])}" for name in largest)
+    larger = "" if has_volume else "; with a volume for the code (code-volume), more can be sent"
     return JobRequestError(
         f"workdir: {_megabytes(size)}{what}, but at most {_megabytes(most)} can be sent "
-        f"(largest: {named}); put data into a volume, and its name into .gitignore"
+        f"(largest: {named}); put data into a volume, and its name into .gitignore{larger}"
     )
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from ddp_operator.api.values.text import clean, counted
-from ddp_protocol.code_archive import MAX_BYTES
+from ddp_protocol.code_archive import MAX_BYTES, MAX_STORED_BYTES
 
 from ddp_client.submit.code import CodeFolder, too_large
+from ddp_client.submit.mounts import Mount
 from ddp_client.submit.scripts import MAX_BYTES as MAX_CONFIG_MAP_BYTES
 from ddp_client.submit.validation import JobRequestError
 
@@ -21,18 +22,26 @@ _NAMED: Final = 3
 
 
 def read_code(
-    workdir: str | Path | None, requirements: str | Path | None
+    workdir: str | Path | None,
+    requirements: str | Path | None,
+    volume: Mount | None = None,
 ) -> tuple[CodeFolder | None, str]:
     """Return the code in a folder and a requirements file, None without either; and what is left
     out, as a sentence, empty if nothing is.
 
+    `volume`: stores the code if it is too large for ConfigMaps.
+
     Raises:
         JobRequestError: a file cannot be read, or they are too large.
     """
+    if volume and not workdir:
+        raise JobRequestError("code-volume: only a folder can be stored there; add workdir")
     if not (workdir or requirements):
         return None, ""
-    files, left_out = read_folder(workdir) if workdir else ({}, "")
-    code = CodeFolder(files, token=secrets.token_hex(2), is_workdir=bool(workdir))
+    most = MAX_STORED_BYTES if volume else MAX_BYTES
+    files, left_out = read_folder(workdir, most) if workdir else ({}, "")
+    token = secrets.token_hex(2)
+    code = CodeFolder(files, token, is_workdir=bool(workdir), volume=volume)
     if not requirements:
         return code, left_out
     path, folder = Path(requirements).resolve(), Path(workdir or "/").resolve()
@@ -55,12 +64,14 @@ def read_start(path: str | Path) -> bytes:
         return file.read(MAX_CONFIG_MAP_BYTES + 1)
 
 
-def read_folder(path: str | Path) -> tuple[dict[str, tuple[bytes, bool]], str]:
+def read_folder(
+    path: str | Path, max_bytes: int | None = None
+) -> tuple[dict[str, tuple[bytes, bool]], str]:
     """Return content by name of the folder's files that git does not ignore, and whether each is
     a program; and what is left out, as a sentence, empty if nothing is.
 
     Links to files of the folder become files. Other links, and repositories within it, are left
-    out.
+    out. `max_bytes`: of all files together; default: as much as ConfigMaps may carry.
 
     Raises:
         JobRequestError: a file cannot be read, or they are too large.
@@ -68,8 +79,9 @@ def read_folder(path: str | Path) -> tuple[dict[str, tuple[bytes, bool]], str]:
     folder = Path(path)
     names, left_out = _files(folder)
     sizes = {name: (folder / name).stat().st_size for name in names}
-    if (size := sum(sizes.values())) > MAX_BYTES:
-        raise too_large(size, MAX_BYTES, "", sizes)
+    most = max_bytes or MAX_BYTES
+    if (size := sum(sizes.values())) > most:
+        raise too_large(size, most, "", sizes, has_volume=most > MAX_BYTES)
     files: dict[str, tuple[bytes, bool]] = {}
     for name in names:
         try:

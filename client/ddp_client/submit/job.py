@@ -203,5 +203,6 @@ def _mount(request: JobRequest, template: dict[str, Any], container: dict[str, A
     if volumes:
         container["volumeMounts"] = mounts
         template["spec"]["volumes"] = volumes
-    if any(mount.bucket for mount in request.mounts):
+    stores = [request.code.volume] if request.code and request.code.volume else []
+    if any(mount.bucket for mount in [*request.mounts, *stores]):
         template["metadata"] = {"annotations": {GKE_GCSFUSE_ANNOTATION: "true"}}

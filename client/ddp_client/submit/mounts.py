@@ -24,6 +24,15 @@ class Mount:
     bucket: bool = False
     """It is a Cloud Storage bucket: the pod needs an annotation."""
 
+    @property
+    def place(self) -> str:
+        """The volume in words, such as `claim data`."""
+        if claim := self.source.get("persistentVolumeClaim"):
+            return f"claim {claim['claimName']}"
+        if name := ((self.source.get("csi") or {}).get("volumeAttributes") or {}).get("bucketName"):
+            return f"bucket {name}"
+        return f"volume ({', '.join(self.source)})"
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read one of `FORMS`.

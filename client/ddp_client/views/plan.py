@@ -82,7 +82,10 @@ def _sent(request: JobRequest) -> Iterator[tuple[str, str]]:
     code = request.code
     if code and code.is_workdir:
         what = f"{code.code.id}: {counted(len(code.files), 'file')}"
-        size = f"{len(code.packed) / 1024:.1f} KiB in {counted(code.code.parts, 'ConfigMap')}"
+        where = counted(code.code.parts, "ConfigMap")
+        if code.is_stored and code.volume:
+            where = f"{clean(code.volume.place, 80)}, sent by a pod of this image"
+        size = f"{len(code.packed) / 1024:.1f} KiB in {where}"
         yield "code", f"{what}, {size}, no image is built"
     if code and code.requirements:
         cache = pip_cache(request.mounts)

@@ -43,22 +43,23 @@ def with_code(folder: CodeFolder = OLD, **more: Any) -> Json:
     )
 
 
-def receiving(folder: Path) -> FakeProgram:
-    """Run the client's program as a process, with a pod's folder elsewhere."""
+def receiving(folder: Path, path: str = f"{ROOT}/{SENT}") -> FakeProgram:
+    """Run the client's program as a process, with a pod's folder, at this path there, elsewhere."""
 
     async def program(run: ProgramRun) -> int:
-        words = [str(folder) if word == f"{ROOT}/{SENT}" else word for word in run.command[1:]]
+        words = [word.replace(path, str(folder)) for word in run.command[1:]]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             sys.executable, *words, stdin=pipe, stderr=pipe
         )
         assert process.stdin is not None
         left = int(words[-1])
-        async for piece in run.input():
-            process.stdin.write(piece)
-            left -= len(piece)
-            if left <= 0:
-                break
+        if left:
+            async for piece in run.input():
+                process.stdin.write(piece)
+                left -= len(piece)
+                if left <= 0:
+                    break
         _, errors = await process.communicate()
         if errors:
             await run.print(errors, error=True)

@@ -25,14 +25,15 @@ def made(
     **options: Any,
 ) -> tuple[Any, Any]:
     given: Options = {"image": "mine:1", **options}  # type: ignore[typeddict-item]
-    return build_manifests(function, command, arguments, given, default_image=None)
+    job, config_maps, _ = build_manifests(function, command, arguments, given, default_image=None)
+    return job, config_maps
 
 
 def test_gpus_by_number_and_by_the_label_of_the_nodes() -> None:
     node = gpu_node("nvidia.com/gpu.product", "NVIDIA-L4")
     for gpus, selector in ((2, None), ("l4:2", {"nvidia.com/gpu.product": "NVIDIA-L4"})):
         options: Options = {"image": "mine:1", "gpus": gpus}
-        job, _ = build_manifests(
+        job, _, _ = build_manifests(
             None, ["python", "a.py"], None, options, default_image=None, nodes=[node]
         )
         pod = job["spec"]["template"]["spec"]
@@ -145,6 +146,8 @@ def test_default_name_is_unique_and_valid(program: str, begin: str) -> None:
         ({"command": ["true"], "name": "A"}, "name 'A': use lower-case letters"),
         ({"command": ["true"], "replicas": -1}, r"spec\.replicas"),
         ({"function": train, "workdir": "."}, "workdir: only for a command"),
+        ({"command": ["true"], "code_volume": "pvc/a"}, "code-volume: only a folder can be stored"),
+        ({"command": ["true"], "code_volume": "a"}, "code-volume 'a': use pvc/NAME or gs://"),
         ({"command": ["true"], "pip": "/nosuch"}, "pip: cannot read /nosuch: No such file"),
     ],
 )

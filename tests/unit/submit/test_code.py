@@ -7,11 +7,12 @@ import pytest
 from ddp_client.pod_security import PodSecurity
 from ddp_client.submit import CodeFolder, JobRequest, JobRequestError, Mount, admitted, job_manifest
 from ddp_client.submit import code as code_module
+from ddp_client.submit.code import code_volume, code_volume_of
 from ddp_client.submit.job import parsed
 from ddp_operator.api.code import Code, takes_code
 from ddp_protocol import code_archive
 from ddp_protocol.code_archive import digest_of
-from ddp_protocol.code_packing import make, pack
+from ddp_protocol.code_packing import make, pack, reference_to
 
 from tests.unit.submit.test_job import REQUEST
 
@@ -74,11 +75,71 @@ def test_part_and_program_fit_in_a_config_map() -> None:
 def test_too_large_a_folder_names_its_largest_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_module, "MAX_PACKED_BYTES", 100)
     files = {**FILES, "data/a": (bytes(3 * 2**20), False), "data/b": (bytes(2**20), False)}
-    with pytest.raises(JobRequestError, match=r"largest: data 4\.0 MiB, .*\.gitignore"):
+    largest = r"largest: data 4\.0 MiB, .*\.gitignore; with a volume .*code-volume"
+    with pytest.raises(JobRequestError, match=largest):
         job_manifest(replace(REQUEST, code=CodeFolder(files, token="a1b2")))
     monkeypatch.setattr(code_archive, "MAX_BYTES", 10)
     with pytest.raises(JobRequestError, match="at most 10 can be sent"):
         job_manifest(replace(REQUEST, code=CodeFolder(FILES, token="a1b2")))
+
+
+CLAIM = code_volume("pvc/team")
+
+
+def test_code_too_large_for_config_maps_is_stored_in_the_volume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = replace(FOLDER, volume=CLAIM)
+    small = job_manifest(replace(REQUEST, code=code))
+    assert not code.is_stored
+    monkeypatch.setattr(code_module, "MAX_PACKED_BYTES", 100)
+    code = replace(FOLDER, volume=CLAIM)
+    large = job_manifest(replace(REQUEST, code=code))
+    assert code.is_stored
+    assert large == small, "the volume is mounted for later code, too"
+    [config_map] = code.config_maps("resnet")
+    assert base64.b64decode(config_map["binaryData"]["part-0"]) == reference_to(make(FILES))
+    assert config_map["metadata"]["name"] == f"resnet-code-{CODE_ID}-0"
+    pod = large["spec"]["template"]["spec"]
+    for container in (*pod["containers"], *pod["initContainers"]):
+        [mount] = [one for one in container["volumeMounts"] if one["name"] == "ddp-code-store"]
+        assert (mount["mountPath"], mount["readOnly"]) == ("/ddp-code/store", True)
+    assert pod["volumes"][-1] == {
+        "name": "ddp-code-store",
+        "persistentVolumeClaim": {"claimName": "team"},
+    }
+    found = code_volume_of(large)
+    assert found is not None
+    assert found.source == CLAIM.source
+    assert code_volume_of(job_manifest(WITH_CODE)) is None
+
+
+def test_code_of_many_bytes_that_compress_well_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_module, "MAX_BYTES", 10)
+    assert replace(FOLDER, volume=CLAIM).is_stored
+
+
+def test_code_larger_than_a_volume_may_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_module, "MAX_STORED_PACKED_BYTES", 100)
+    with pytest.raises(JobRequestError, match=r"largest: .*\.gitignore$"):
+        job_manifest(replace(REQUEST, code=replace(FOLDER, volume=CLAIM)))
+    monkeypatch.setattr(code_module, "MAX_STORED_BYTES", 10)
+    with pytest.raises(JobRequestError, match="at most 10 can be sent"):
+        job_manifest(replace(REQUEST, code=replace(FOLDER, volume=CLAIM)))
+
+
+def test_bucket_as_volume_annotates_the_pods() -> None:
+    code = replace(FOLDER, volume=code_volume("gs://team-code/"))
+    template = job_manifest(replace(REQUEST, code=code))["spec"]["template"]
+    assert template["metadata"]["annotations"] == {"gke-gcsfuse/volumes": "true"}
+    [volume] = [one for one in template["spec"]["volumes"] if one["name"] == "ddp-code-store"]
+    assert volume["csi"]["volumeAttributes"] == {"bucketName": "team-code"}
+
+
+@pytest.mark.parametrize("text", ["team", "/disk", "secret/x", "pvc/A", "pvc/a:b", "pvc/", "gs://"])
+def test_volume_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(JobRequestError, match="code-volume"):
+        code_volume(text)
 
 
 def test_packages_are_installed_before_the_start() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ddp_client.cli.commands.running.locally import run_locally
 from ddp_client.cli.commands.running.request import request_of
 from ddp_client.pod_security import PodSecurity
 from ddp_client.remote.cluster import Cluster
+from ddp_client.remote.code.volume import store_code
 from ddp_client.remote.submission import NameTakenError, submit
 from ddp_client.submit import (
     GpuRequest,
@@ -114,6 +116,12 @@ class _Run(click.Command):
     "of its files are sent.",
 )
 @click.option(
+    "--code-volume",
+    metavar="pvc/NAME",
+    help="Volume that stores a --workdir too large for ConfigMaps; or gs://BUCKET. Ignored with "
+    "--local.",
+)
+@click.option(
     "--pip",
     type=click.Path(exists=True, dir_okay=False),
     metavar="REQUIREMENTS",
@@ -180,7 +188,7 @@ def run(context: click.Context, /, name: str | None, **given: Any) -> None:
         if request.gpus and request.gpus.type:
             asks = given["dry_run"] != "client"
             request = replace(request, gpus=_on_nodes(request.gpus, asks=asks))
-        _tell_unsent(request)
+        _tell_unsent(request, is_dry=bool(given["dry_run"]))
         manifests, security = _manifests(request), None
         for text in warnings(parsed(manifests[-1]).spec):
             click.echo(f"note: {clean(text)}", err=True)
@@ -198,6 +206,7 @@ def run(context: click.Context, /, name: str | None, **given: Any) -> None:
     before = on_cluster(existing(request.name)) if given["replace"] else None
     if not given["yes"]:
         confirm()
+    _store_code(request, manifests[-1])
     if before is not None:
         on_cluster(deletion(before))
     key = _submit(request, manifests, dry_run=False)
@@ -224,8 +233,13 @@ def _on_nodes(gpus: GpuRequest, *, asks: bool) -> GpuRequest:
     return gpus.on_nodes(nodes or ())
 
 
-def _tell_unsent(request: JobRequest) -> None:
-    """Name a script of this folder that the command needs and that is not sent."""
+def _tell_unsent(request: JobRequest, *, is_dry: bool) -> None:
+    """Name a script of this folder that the command needs and that is not sent, and the volume that
+    a dry run does not send the code to.
+    """
+    if is_dry and request.code and request.code.volume and request.code.is_stored:
+        where = request.code.volume.place
+        click.echo(f"note: {where} does not have the code; run sends it", err=True)
     sent: Collection[str] = request.scripts.files if request.scripts else ()
     remedy = "to send it, add --script {} or --workdir ."
     if request.code and request.code.is_workdir:
@@ -255,6 +269,13 @@ def _tell(request: JobRequest, security: PodSecurity | None) -> Any:
             click.echo(line, err=True)
 
     return tell
+
+
+def _store_code(request: JobRequest, job: Manifest) -> None:
+    """Store the code in its volume, if it has one and needs it."""
+    if (code := request.code) and code.volume:
+        tell = partial(click.echo, err=True)
+        on_cluster(lambda cluster, where: store_code(cluster, where, job, code, tell=tell))
 
 
 def _submit(request: JobRequest, manifests: list[Manifest], *, dry_run: bool) -> Key:

@@ -11,6 +11,7 @@ from ddp_client.pod_security import PodSecurity
 from ddp_client.remote.logs import LogSource
 from ddp_client.report import Facts
 from ddp_client.report.history import History
+from ddp_client.submit import CodeFolder
 from ddp_client.views.job.queueing import QueueState
 from ddp_client.views.job.snapshot import JobSnapshot
 from ddp_client.views.own_remedies import OwnRemedies
@@ -37,6 +38,9 @@ class Backend(LogSource, Protocol):
 
     async def nodes(self) -> list[Manifest] | None:
         """Return the nodes; None without the right to read them, or without a cluster."""
+
+    async def store_code(self, namespace: str, job: Manifest, code: CodeFolder) -> None:
+        """Store code in the volume that it has, before its job is created."""
 
     async def create(self, job: Manifest, config_maps: Sequence[Manifest]) -> Manifest:
         """Create a job and the ConfigMaps with its script or code, which are deleted with it.

@@ -10,10 +10,12 @@ from ddp_operator.ports import Key, Manifest
 from ddp_client.remote import own_remedies as remedies
 from ddp_client.remote import queues
 from ddp_client.remote.cluster import Cluster
+from ddp_client.remote.code.volume import store_code
 from ddp_client.remote.evidence import gather
 from ddp_client.remote.submission import submit
 from ddp_client.report import Facts
 from ddp_client.report.history import History
+from ddp_client.submit import CodeFolder
 from ddp_client.views.job.queueing import QueueState
 from ddp_client.views.job.snapshot import JobSnapshot
 from ddp_client.views.own_remedies import OwnRemedies
@@ -44,6 +46,10 @@ class KubernetesBackend(Cluster):
     def namespace(self) -> str:
         """See `Backend`."""
         return self._namespace
+
+    async def store_code(self, namespace: str, job: Manifest, code: CodeFolder) -> None:
+        """See `Backend`."""
+        await store_code(self, namespace, job, code)
 
     async def create(self, job: Manifest, config_maps: Sequence[Manifest]) -> Manifest:
         """See `Backend`."""

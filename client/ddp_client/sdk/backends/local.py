@@ -30,6 +30,7 @@ from ddp_client.report import Facts
 from ddp_client.report.files import UnreadableError, read_metrics, read_run
 from ddp_client.report.history import History
 from ddp_client.sdk.backends.log_files import LogFiles
+from ddp_client.submit import CodeFolder
 from ddp_client.views.job.queueing import UNKNOWN, QueueState
 from ddp_client.views.job.snapshot import JobSnapshot
 from ddp_client.views.own_remedies import NONE, OwnRemedies
@@ -108,6 +109,10 @@ class LocalBackend:
         """See `Backend`."""
         del namespace
         return NONE
+
+    async def store_code(self, namespace: str, job: Manifest, code: CodeFolder) -> None:
+        """See `Backend`. A local run reads the folder itself."""
+        del namespace, job, code
 
     async def create(self, job: Manifest, config_maps: Sequence[Manifest]) -> Manifest:
         """See `Backend`.

@@ -1,6 +1,7 @@
 """`run --into`: other code for a job that runs, in the same pods."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -15,15 +16,16 @@ from ddp_client.cli.commands.changes.change import confirm
 from ddp_client.cli.commands.running.following import follow
 from ddp_client.cli.commands.running.request import code_of
 from ddp_client.remote.cluster import Cluster
-from ddp_client.remote.code_upload import (
-    NotSentError,
+from ddp_client.remote.code.pods import (
     create_config_maps,
     request_code,
     send_code,
     unused_code,
 )
+from ddp_client.remote.code.volume import store_code
 from ddp_client.remote.submission import delete_config_maps
 from ddp_client.submit import CodeFolder, JobRequestError
+from ddp_client.submit.code import code_volume_of
 from ddp_client.views.changes import Change, new_code
 from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.snapshot import JobSnapshot
@@ -47,17 +49,16 @@ def run_into(context: click.Context, given: Mapping[str, Any]) -> int:
     _check(context)
     if not given["workdir"]:
         raise JobRequestError("--into: name the folder with the code, such as --workdir .")
-    folder = code_of(given["workdir"], given["pip"])
-    assert folder is not None, "there is a folder"
-    folder.packed  # noqa: B018 - too large a folder is refused first
 
-    async def prepare(cluster: Cluster, namespace: str) -> tuple[JobSnapshot, Change]:
+    async def prepare(cluster: Cluster, namespace: str) -> tuple[JobSnapshot, CodeFolder, Change]:
         job, pods = await fetch(cluster, Key(namespace, given["into"]))
+        folder = code_of(given["workdir"], given["pip"], code_volume_of(job.manifest))
+        assert folder is not None, "there is a folder"
         change = new_code(job, folder)
         _receivers(job, pods)
-        return job, change
+        return job, folder, change
 
-    job, change = on_cluster(prepare)
+    job, folder, change = on_cluster(prepare)
     for line in change.says:
         click.echo(line, err=True)
     if not given["yes"]:
@@ -70,12 +71,16 @@ def run_into(context: click.Context, given: Mapping[str, Any]) -> int:
 async def _replace(cluster: Cluster, before: JobSnapshot, folder: CodeFolder) -> Change:
     """Send the code to all pods, and then ask the operator to use it."""
     # A person may have taken time to answer, so the job is read again.
-    job, _ = await fetch(cluster, before.key)
+    job, pods = await fetch(cluster, before.key)
     if job.uid != before.uid:
         raise RefusedError(f"{job.name} was deleted meanwhile, and created again: try again")
     change = new_code(job, folder)
     unused = await unused_code(cluster, job.manifest)
     # Pods that start later must find it, so it is kept before anything restarts.
+    if folder.is_stored:
+        node = _receivers(job, pods)[0].node
+        where, tell = job.key.namespace, partial(click.echo, err=True)
+        await store_code(cluster, where, job.manifest, folder, node=node, tell=tell)
     await create_config_maps(cluster, job.manifest, folder.config_maps(job.name))
     await _send_to_all(cluster, job.key, folder)
     await request_code(cluster, job.manifest, change.patch)
@@ -91,10 +96,7 @@ async def _send_to_all(cluster: Cluster, key: Key, folder: CodeFolder) -> None:
         left = [pod for pod in pods if pod.key.name not in names]
         if not left:
             return
-        try:
-            await send_code(cluster, left, folder.code.id, folder.packed)
-        except NotSentError as error:
-            raise click.ClickException(str(error)) from None
+        await send_code(cluster, left, folder.code.id, folder.sent)
         names.update(pod.key.name for pod in left)
     raise RefusedError("pods are replaced again and again: try again when all run")
 

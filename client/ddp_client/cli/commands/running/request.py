@@ -16,6 +16,7 @@ from ddp_client.submit import (
     Mount,
     Scripts,
 )
+from ddp_client.submit.code import code_volume
 from ddp_client.submit.folder import read_code, read_start
 from ddp_client.submit.names import derived_name
 
@@ -49,6 +50,7 @@ def request_of(name: str | None, given: dict[str, Any]) -> JobRequest:
         raise JobRequestError("--script: --workdir sends a whole folder; use one of the two")
     read = {path: _read(path) for path in given["scripts"]}
     gpus, checkpoint, memory = given["gpus"], given["checkpoint"], given["memory_checkpoint"]
+    volume = code_volume(given["code_volume"]) if given["code_volume"] else None
     return JobRequest(
         name=name or derived_name(command),
         image=image,
@@ -70,18 +72,22 @@ def request_of(name: str | None, given: dict[str, Any]) -> JobRequest:
         max_replicas=given["max_replicas"],
         spares=given["spares"],
         scripts=Scripts(read, token=secrets.token_hex(2)) if read else None,
-        code=None if given["local"] else code_of(given["workdir"], given["pip"]),
+        code=None if given["local"] else code_of(given["workdir"], given["pip"], volume),
         launcher=given["launcher"],
     )
 
 
-def code_of(workdir: str | None, requirements: str | None) -> CodeFolder | None:
+def code_of(
+    workdir: str | None, requirements: str | None, volume: Mount | None
+) -> CodeFolder | None:
     """Read a folder and a requirements file; say what of the folder is left out.
+
+    `volume`: stores the code if it is too large for ConfigMaps.
 
     Raises:
         JobRequestError: a file cannot be read, or they are too large.
     """
-    code, left_out = read_code(workdir, requirements)
+    code, left_out = read_code(workdir, requirements, volume)
     if left_out:
         click.echo(f"note: {left_out}", err=True)
     return code

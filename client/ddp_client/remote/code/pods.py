@@ -1,4 +1,4 @@
-"""Send code to the running pods of a job."""
+"""Send code to the running pods of a job, and store it for later ones."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,8 +47,8 @@ for old in sorted(paths, key=os.path.getmtime)[:-{_KEPT}]:
 """Uses only the standard library, because the image may have any release of Python."""
 
 
-class NotSentError(Exception):
-    """A pod did not receive the code; the message says which pod, why, and what to do."""
+class NotSentError(RefusedError):
+    """A pod or volume did not receive the code; says which, why, and what to do."""
 
 
 async def send_code(
