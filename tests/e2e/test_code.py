@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import pytest
 
 from tests.e2e.jobs import TRAINER_IMAGE, Job, force_delete
 from tests.e2e.kubectl import Kubectl
@@ -101,6 +104,43 @@ def test_edited_code_restarts_in_the_same_pods(kubectl: Kubectl, ddp: Ddp, tmp_p
     trains(job, EDITS + 1, pods[0], f"{pods[1]}-r1", pods[2])
     assert len(stored_code(job)) == 3, "what runs, what ran before, and what the pods mount"
     assert ddp("delete", "edited", "--yes").returncode == 0
+
+
+@pytest.mark.nightly
+def test_large_folder_travels_through_a_claim(
+    kubectl: Kubectl, ddp: Ddp, claim: Callable[[str], str], tmp_path: Path
+) -> None:
+    project, volume = tmp_path / "project", f"pvc/{claim('code')}"
+    write(project, 1)
+    (project / "vocabulary.bin").write_bytes(random.Random(1).randbytes(12 * 2**20))
+    made = ddp(
+        *("run", "large", "--image", TRAINER_IMAGE, "--replicas", str(PODS)),
+        *("--launcher", "bundled", "--workdir", str(project), "--code-volume", volume),
+        *("--yes", "--detach", "--", "python", "train.py"),
+    )
+    assert made.returncode == 0, made.stderr
+    assert "the code is in claim code" in made.stderr
+    job = Job(kubectl, "large")
+    pods = [f"large-0-{index}" for index in range(PODS)]
+    trains(job, 1, *pods)
+    job.wait_until_launcher_answers()
+    before = job.uids()
+    edit(job, ddp, project, [2])
+    assert job.uids() == before
+    size = kubectl.run("exec", pods[0], "--", "wc", "-c", "vocabulary.bin").split()[0]
+    assert int(size) == 12 * 2**20
+    force_delete(job, pods[1])
+    trains(job, 2, pods[0], f"{pods[1]}-r1", pods[2])
+
+    again = ddp(
+        *("run", "again", "--image", TRAINER_IMAGE, "--workdir", str(project)),
+        *("--code-volume", volume, "--yes", "--wait", "--", "test", "-f", "vocabulary.bin"),
+    )
+    assert again.returncode == 0, again.stderr
+    assert "claim code already has this code" in again.stderr
+    uploads = kubectl.items("pods", "-l", "app.kubernetes.io/name=ddp-code-upload")
+    assert all(pod["metadata"].get("deletionTimestamp") for pod in uploads)
+    assert ddp("delete", "large", "--yes").returncode == 0
 
 
 def test_packages_that_cannot_be_installed_end_the_job_at_once(
