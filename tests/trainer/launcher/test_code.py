@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from ddp_protocol.code_archive import SENT, WORK, digest_of, unpack
-from ddp_protocol.code_packing import make, pack
+from ddp_protocol.code_archive import SENT, STORE, WORK, digest_of, stored_name, unpack
+from ddp_protocol.code_packing import make, pack, reference_to
+from ddp_trainer.launcher.code import PodCode
 
 from tests.trainer.launcher.test_in_place import JOINED
 from tests.trainer.support.pods import is_alive
@@ -105,6 +107,22 @@ if os.environ["RANK"] == "0":
         job.finish()
         assert pod.wait() == 0
         assert pod.message == {"step": 5, "code": second, "exitCode": 0, "rank": 0}
+
+
+def test_reference_to_code_in_the_volume_is_followed(tmp_path: Path) -> None:
+    folder = code_folder(tmp_path)
+    pod = PodCode.from_env({"DDP_CODE_DIR": str(folder)})
+    assert pod is not None
+    made = make({"value.py": (b"VALUE = 2\n", False)})
+    code_id = f"{digest_of(made)}-0002"
+    (folder / SENT / code_id).write_bytes(reference_to(made))
+    with pytest.raises(OSError, match="the volume of --code-volume has no file"):
+        pod.use(code_id)
+    stored = folder / STORE / stored_name(sha256(made).hexdigest())
+    stored.parent.mkdir(parents=True)
+    stored.write_bytes(pack(made))
+    pod.use(code_id)
+    assert (pod.id, (folder / WORK / "value.py").read_text()) == (code_id, "VALUE = 2\n")
 
 
 def test_code_that_was_not_sent_ends_the_pod(tmp_path: Path) -> None:

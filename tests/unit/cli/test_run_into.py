@@ -53,14 +53,19 @@ def receiving(folder: Path, path: str = f"{ROOT}/{SENT}") -> FakeProgram:
             sys.executable, *words, stdin=pipe, stderr=pipe
         )
         assert process.stdin is not None
-        left = int(words[-1])
-        if left:
-            async for piece in run.input():
-                process.stdin.write(piece)
-                left -= len(piece)
-                if left <= 0:
-                    break
-        _, errors = await process.communicate()
+        try:
+            left = int(words[-1])
+            if left:
+                async for piece in run.input():
+                    process.stdin.write(piece)
+                    left -= len(piece)
+                    if left <= 0:
+                        break
+            _, errors = await process.communicate()
+        finally:
+            if process.returncode is None:  # the client has left
+                process.kill()
+                await process.wait()
         if errors:
             await run.print(errors, error=True)
         return process.returncode or 0

@@ -14,6 +14,7 @@ from ddp_client.sdk import (
     JobRequestError,
     ManifestError,
     NameTakenError,
+    Options,
     WaitTimeoutError,
 )
 from ddp_client.views.refused import RefusedError
@@ -81,6 +82,21 @@ class TestSubmitting:
         server.faults = [Fault("GET", 403, denied, path_part=f"/namespaces/{NAMESPACE}")]
         job = await client.run(command=["true"], image="mine:1")
         assert "securityContext" not in (await job.read()).spec.template["spec"]
+
+    async def test_folder_is_stored_in_its_volume_before_the_job_exists(
+        self, client: AsyncClient, server: FakeApiServer, tmp_path: Path
+    ) -> None:
+        (tmp_path / "train.py").write_text("print(1)\n")
+        options: Options = {"image": "mine:1", "workdir": tmp_path, "code_volume": "pvc/team"}
+        with pytest.raises(RefusedError, match="there is no claim team in namespace"):
+            await client.run(command=["python", "train.py"], **options)
+        assert server.objects == {}
+        metadata = {"name": "team", "namespace": NAMESPACE}
+        claim = {"metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}}
+        server.create("persistentvolumeclaims", claim)
+        job = await client.run(command=["python", "train.py"], **options)
+        volumes = (await job.read()).spec.template["spec"]["volumes"]
+        assert {"claimName": "team"} in [one.get("persistentVolumeClaim") for one in volumes]
 
     async def test_refused_job_leaves_nothing_behind(
         self, client: AsyncClient, server: FakeApiServer
