@@ -270,6 +270,13 @@ def _mounts(container: dict[str, Any], path: str) -> bool:
 def _mount(
     spec: dict[str, Any], container: dict[str, Any], volume: dict[str, Any], path: str
 ) -> None:
-    spec["volumes"] = [*(spec.get("volumes") or []), volume]
+    volumes = spec.get("volumes") or []
+    claim = volume.get("persistentVolumeClaim")
+    # Kubelets of many releases never start a pod that names a claim in two volumes.
+    same = (v["name"] for v in volumes if claim and v.get("persistentVolumeClaim") == claim)
+    if name := next(same, None):
+        volume = {"name": name}
+    else:
+        spec["volumes"] = [*volumes, volume]
     mounts = container.get("volumeMounts") or []
     container["volumeMounts"] = [*mounts, {"name": volume["name"], "mountPath": path}]

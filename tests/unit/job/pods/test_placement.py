@@ -128,6 +128,16 @@ class TestVolumes:
         in_bucket = pod["metadata"]["annotations"].get("gke-gcsfuse/volumes")
         assert in_bucket == ("true" if "gcsBucket" in checkpoint else None)
 
+    def test_claim_that_the_template_has_is_no_second_volume(self) -> None:
+        claim = {"name": "mine", "persistentVolumeClaim": {"claimName": "c"}}
+        mounts = [{"name": "mine", "mountPath": "/code"}]
+        made = template(container(volumeMounts=mounts), volumes=[claim])
+        job = fresh_job(template=made, checkpoint={"persistentVolumeClaim": "c"})
+        volumes = manifests.pod(job, FIRST)["spec"]["volumes"]
+        assert [v["name"] for v in volumes if "persistentVolumeClaim" in v] == ["mine"]
+        paths = [m["mountPath"] for m in trainer(job)["volumeMounts"] if m["name"] == "mine"]
+        assert paths == ["/code", "/checkpoints"]
+
     def test_shared_memory_volume(self) -> None:
         job = fresh_job()
         [mount] = [m for m in trainer(job)["volumeMounts"] if m["mountPath"] == "/dev/shm"]
