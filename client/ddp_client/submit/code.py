@@ -153,9 +153,15 @@ class CodeFolder:
             command.append(self.requirements)
             _set_python_path(container)
             set_variable(container, ENV_REQUIREMENTS, self.requirement_of(self.requirements))
-        store = {"name": STORE_VOLUME, "mountPath": STORE_PATH, "readOnly": True}
-        stores = [store] if self.volume else []
-        container["volumeMounts"] = [*(container.get("volumeMounts") or []), mount, *stores]
+        container["volumeMounts"] = [*(container.get("volumeMounts") or []), mount]
+        volumes = [*(pod.get("volumes") or [])]
+        if self.volume:
+            # Kubelets of many releases never start a pod that names a claim in two volumes.
+            same = (v["name"] for v in volumes if _source(v) == self.volume.source)
+            if (name := next(same, STORE_VOLUME)) == STORE_VOLUME:
+                volumes.append({"name": name, **self.volume.source})
+            store = {"name": name, "mountPath": STORE_PATH, "readOnly": True}
+            container["volumeMounts"].append(store)
         unpacks = {
             "name": CONTAINER,
             "image": container["image"],
@@ -168,12 +174,7 @@ class CodeFolder:
         parts = {"name": PARTS_VOLUME, "mountPath": PARTS_PATH, "readOnly": True}
         unpacks["volumeMounts"] = [*container["volumeMounts"], parts]
         pod["initContainers"] = [unpacks]
-        pod["volumes"] = [
-            *(pod.get("volumes") or []),
-            {"name": CONTAINER, "emptyDir": {}},
-            self.code.volume(job),
-            *([{"name": STORE_VOLUME, **self.volume.source}] if self.volume else []),
-        ]
+        pod["volumes"] = [*volumes, {"name": CONTAINER, "emptyDir": {}}, self.code.volume(job)]
         if self.is_workdir:
             container["workingDir"] = f"{ROOT}/{WORK}"
             set_variable(container, ENV_CODE_DIR, ROOT)
@@ -193,11 +194,12 @@ def code_volume(text: str) -> Mount:
 
 def code_volume_of(job: Manifest) -> Mount | None:
     """Return the volume for archives that a job's pods mount; None: they have none."""
-    for volume in job["spec"]["template"]["spec"].get("volumes") or ():
-        if volume["name"] == STORE_VOLUME:
-            source = {name: value for name, value in volume.items() if name != "name"}
-            return Mount(source, STORE_PATH, read_only=True)
-    return None
+    pod = job["spec"]["template"]["spec"]
+    unpacks = (one for one in pod.get("initContainers") or () if one["name"] == CONTAINER)
+    mounts = (mount for one in unpacks for mount in one.get("volumeMounts") or ())
+    names = {mount["name"] for mount in mounts if mount["mountPath"] == STORE_PATH}
+    sources = (_source(volume) for volume in pod.get("volumes") or () if volume["name"] in names)
+    return next((Mount(source, STORE_PATH, read_only=True) for source in sources), None)
 
 
 def too_large(
@@ -227,6 +229,10 @@ def pip_cache(mounts: Sequence[Mount]) -> str:
     """Return a folder in a volume that outlives the pods, for pip's cache; empty: there is none."""
     kept = (mount for mount in mounts if "persistentVolumeClaim" in mount.source)
     return next((f"{mount.path}/.cache/pip" for mount in kept if not mount.read_only), "")
+
+
+def _source(volume: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in volume.items() if name != "name"}
 
 
 def _set_python_path(container: dict[str, Any]) -> None:

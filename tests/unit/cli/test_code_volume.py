@@ -392,7 +392,7 @@ def test_pod_is_as_unprivileged_as_the_jobs_and_has_no_other_volume() -> None:
     job = request(LARGE, user=1000, env_from=["secret/keys"])
     job["spec"]["template"]["spec"]["tolerations"] = [{"operator": "Exists"}]
     job = admitted(job, PodSecurity("restricted"))
-    pod = upload_pod(job, "x", node="", lifetime_seconds=60)
+    pod = upload_pod(job, "x", CLAIM, node="", lifetime_seconds=60)
     spec, of_job = pod["spec"], job["spec"]["template"]["spec"]
     [container] = spec["containers"]
     assert container["securityContext"] == of_job["containers"][0]["securityContext"]
@@ -404,8 +404,9 @@ def test_pod_is_as_unprivileged_as_the_jobs_and_has_no_other_volume() -> None:
     assert [one["name"] for one in spec["volumes"]] == ["ddp-code-store"]
     assert spec["restartPolicy"] == "Never"
     assert "nodeName" not in spec
-    bucket = replace(LARGE, volume=code_volume("gs://team"))
-    pod = upload_pod(request(bucket), "x", node="", lifetime_seconds=60)
+    bucket = code_volume("gs://team")
+    job = request(replace(LARGE, volume=bucket))
+    pod = upload_pod(job, "x", bucket, node="", lifetime_seconds=60)
     assert pod["metadata"]["annotations"] == {"gke-gcsfuse/volumes": "true"}
 
 

@@ -104,14 +104,25 @@ def test_code_too_large_for_config_maps_is_stored_in_the_volume(
     for container in (*pod["containers"], *pod["initContainers"]):
         [mount] = [one for one in container["volumeMounts"] if one["name"] == "ddp-code-store"]
         assert (mount["mountPath"], mount["readOnly"]) == ("/ddp-code/store", True)
-    assert pod["volumes"][-1] == {
-        "name": "ddp-code-store",
-        "persistentVolumeClaim": {"claimName": "team"},
-    }
+    assert {"name": "ddp-code-store", **CLAIM.source} in pod["volumes"]
     found = code_volume_of(large)
     assert found is not None
     assert found.source == CLAIM.source
     assert code_volume_of(job_manifest(WITH_CODE)) is None
+
+
+def test_claim_that_the_job_mounts_already_is_one_volume() -> None:
+    code = replace(FOLDER, volume=CLAIM)
+    mounts = [Mount.parse("pvc/other:/x"), Mount.parse("pvc/team:/data")]
+    job = job_manifest(replace(REQUEST, code=code, mounts=mounts))
+    pod = job["spec"]["template"]["spec"]
+    [volume] = [v for v in pod["volumes"] if v.items() >= CLAIM.source.items()]
+    for container in (*pod["containers"], *pod["initContainers"]):
+        paths = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == volume["name"]]
+        assert paths == ["/data", "/ddp-code/store"]
+    found = code_volume_of(job)
+    assert found is not None
+    assert found.source == CLAIM.source
 
 
 def test_code_of_many_bytes_that_compress_well_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from ddp_operator.ports import Manifest
 from ddp_protocol.code_archive import GZIP
 
 from ddp_client.submit.code import CONTAINER, STORE_PATH, STORE_VOLUME
+from ddp_client.submit.mounts import Mount
 
 NAME: Final = "upload"
 """The pod's container."""
@@ -71,7 +72,9 @@ each pod compares the digest before it unpacks. Parts of a day ago are of client
 """
 
 
-def upload_pod(job: Manifest, name: str, *, node: str, lifetime_seconds: int) -> Manifest:
+def upload_pod(
+    job: Manifest, name: str, volume: Mount, *, node: str, lifetime_seconds: int
+) -> Manifest:
     """Return the pod. It runs the job's image, as the same user and account.
 
     `node`: where it runs, whatever the node's taints are; empty: the scheduler decides.
@@ -102,7 +105,7 @@ def upload_pod(job: Manifest, name: str, *, node: str, lifetime_seconds: int) ->
             **{field: spec[field] for field in _OF_THE_JOB if field in spec},
             **({"nodeName": node} if node else {}),
             "containers": [container],
-            "volumes": [one for one in spec["volumes"] if one["name"] == STORE_VOLUME],
+            "volumes": [{"name": STORE_VOLUME, **volume.source}],
             "restartPolicy": "Never",
             # It ends by itself if its client was killed.
             "activeDeadlineSeconds": lifetime_seconds,

@@ -80,7 +80,7 @@ async def store_code(
         return
     digest = sha256(code.archive).hexdigest()
     name = f"ddp-code-{digest[:12]}-{secrets.token_hex(4)}"
-    pod = upload_pod(job, name, node=node, lifetime_seconds=_LIFETIME_SECONDS)
+    pod = upload_pod(job, name, volume, node=node, lifetime_seconds=_LIFETIME_SECONDS)
     upload = _Upload(cluster, Key(namespace, name), pod, digest, tell)
     size, place = f"{len(code.packed) / 2**20:.1f} MiB", clean(volume.place, 80)
     tell(f"-- {size} of code for {place}: starting pod {name}")
