@@ -6,6 +6,8 @@ plays those parts.
 
 import asyncio
 import contextlib
+import os
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -35,6 +37,9 @@ METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 Ddp = Callable[..., Coroutine[Any, Any, Result]]
 """Runs `kubectl ddp` with some arguments."""
+
+Kubectl = Callable[..., Coroutine[Any, Any, str]]
+"""Runs kubectl with some arguments."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -114,6 +119,27 @@ def kubectl_program() -> str:
         return binaries.kubectl()
     except cluster.ClusterUnavailableError as reason:
         skip_or_fail("KUBECTL", reason)
+
+
+@pytest.fixture
+def kubectl(kubectl_program: str, control_plane: cluster.ControlPlane, namespace: str) -> Kubectl:
+    """Run kubectl in the test's namespace and return its output."""
+    environment = {**os.environ, "KUBECONFIG": str(control_plane.kubeconfig)}
+
+    async def run(*words: str, stdin: str = "") -> str:
+        result = await asyncio.to_thread(
+            subprocess.run,
+            [kubectl_program, "--namespace", namespace, *words],
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        return str(result.stdout)
+
+    return run
 
 
 async def install_crd(client: ApiClient) -> None:

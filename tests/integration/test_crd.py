@@ -1,41 +1,12 @@
 """`kubectl` shows and applies jobs of a real API server."""
 
-import asyncio
-import os
-import subprocess
-from collections.abc import Callable, Coroutine
-from typing import Any
-
 import pytest
 import yaml
 
-from tests import cluster
 from tests.good_manifests import job
+from tests.integration.conftest import Kubectl
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet, start
-
-Kubectl = Callable[..., Coroutine[Any, Any, str]]
-
-
-@pytest.fixture
-def kubectl(kubectl_program: str, control_plane: cluster.ControlPlane, namespace: str) -> Kubectl:
-    """Run kubectl in the test's namespace and return its output."""
-    environment = {**os.environ, "KUBECONFIG": str(control_plane.kubeconfig)}
-
-    async def run(*words: str, stdin: str = "") -> str:
-        result = await asyncio.to_thread(
-            subprocess.run,
-            [kubectl_program, "--namespace", namespace, *words],
-            env=environment,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert result.returncode == 0, result.stderr
-        return str(result.stdout)
-
-    return run
 
 
 @pytest.mark.usefixtures("shared_operator")
