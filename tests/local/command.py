@@ -1,6 +1,8 @@
 """The command as users call it: a process, watched through its output."""
 
 import asyncio
+import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator
@@ -62,12 +64,24 @@ async def running(file: Path, workdir: Path, *arguments: str) -> AsyncIterator[C
 
 def processes_of(workdir: Path) -> list[str]:
     """Return the command lines of all processes of pods in this directory."""
+    return list(_read_of_each(workdir, "cmdline").values())
+
+
+def kill_rank(workdir: Path, rank: int) -> None:
+    """Kill the process of a rank; the launcher of its pod lives on."""
+    names = _read_of_each(workdir, "comm").items()
+    [process] = [process for process, name in names if name == f"ddp-rank-{rank}\n"]
+    os.kill(process, signal.SIGKILL)
+
+
+def _read_of_each(workdir: Path, file: str) -> dict[int, str]:
+    """Return a file in /proc of each process of pods in this directory, by the process's ID."""
     mark = str(workdir).encode()
-    found = []
+    found = {}
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdecimal() and mark in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_text())
+                found[int(entry.name)] = (entry / file).read_text()
         except OSError:
             continue  # it has ended, or belongs to another user
     return found

@@ -6,12 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
+import yaml
 from ddp_client import report
 from ddp_client.local.run.record import FILE_NAME
 from ddp_client.report.files import read_run
 from ddp_trainer import workloads
 
-from tests.local.command import processes_of, running
+from tests.local.command import kill_rank, processes_of, running
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -99,6 +100,40 @@ async def test_two_jobs_of_any_script_run_at_once(tmp_path: Path) -> None:
     for code, command in zip(codes, (first, second), strict=True):
         assert code == 0, command.output
         assert "rank 0 | step 100/100" in command.output
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "step_40"), [("huggingface", "'epoch': '2.5'"), ("lightning", "'step': 40")]
+)
+async def test_framework_resumes_from_memory_after_a_killed_rank(
+    name: str, step_40: str, tmp_path: Path
+) -> None:
+    """In one pod of two ranks: here, several pods keep no snapshots."""
+    job, script = yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text())
+    one_pod = {"replicas": 1, "nprocPerNode": 2}
+    job["spec"] |= {**one_pod, "memoryCheckpoint": {"sizeLimit": "64Mi", "copies": 0}}
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    container["env"].append({"name": "STEPS", "value": "200"})  # the last one counts
+    file, workdir = tmp_path / f"{name}.yaml", tmp_path / "run"
+    file.write_text(yaml.safe_dump_all([job, script]))
+    async with running(file, workdir) as command:
+        await command.read_until(step_40)
+        kill_rank(workdir, 1)
+        assert await command.wait() == 0, command.output
+    resumed = re.search(r"RestoredFromMemory: the ranks resume at step (\d+)", command.output)
+    assert resumed, command.output
+    assert int(resumed[1]) in range(5, 200, 5), "a step that was saved"
+    assert re.search(r"trained +200 of 200 steps on 1 pods, loss", command.output), command.output
+    assert "1 of 3 allowed" in command.output
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["huggingface", "lightning"])
+async def test_framework_trains_in_two_pods(name: str, tmp_path: Path) -> None:
+    async with running(EXAMPLES / f"{name}.yaml", tmp_path) as command:
+        assert await command.wait() == 0, command.output
+    assert re.search(r"trained +600 of 600 steps on 2 pods, loss", command.output), command.output
 
 
 @pytest.mark.nightly
