@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.queues import queue_state
 from ddp_client.views.job.queueing import UNKNOWN
@@ -11,7 +12,7 @@ from ddp_client.views.job.snapshot import JobSnapshot
 from ddp_operator.kube import ApiClient, load_credentials
 
 from tests.cluster.kueue import Kueue
-from tests.integration.conftest import Ddp
+from tests.integration.conftest import Ddp, Kubectl
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import HOSTNAME, FakeKubelet
 from tests.integration.operator_process import OperatorProcess
@@ -22,6 +23,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("kueue", "operator", "life")
 
+EXAMPLE = Path(__file__).parents[3] / "manifests/examples/queue.yaml"
 FAILURE = 'failed calling webhook "mpod.kb.io"'
 
 
@@ -192,6 +194,23 @@ async def test_finished_jobs_stay_finished_after_restarts(
     assert len(after) == 3
     uid = {name: item["metadata"]["uid"] for name, item in after.items()}
     assert all(uid[name] == item["metadata"]["uid"] for name, item in before.items())
+
+
+@pytest.mark.nightly
+async def test_two_jobs_of_the_example_run_one_after_the_other(
+    jobs: Jobs, kubelet: FakeKubelet, kubectl: Kubectl
+) -> None:
+    *_, manifest = yaml.safe_load_all(EXAMPLE.read_text())
+    first = manifest["metadata"]["name"]
+    await kubectl("apply", "--filename", str(EXAMPLE))
+    try:
+        await jobs.until_phase("Running", first)
+        await jobs.create(manifest, name="second")
+        await jobs.until(lambda status: status.reason == "Queued", "second")
+        await complete(jobs, kubelet, first)
+        await complete(jobs, kubelet, "second")
+    finally:
+        await kubectl("delete", "clusterqueue/training", "resourceflavor/any-node", "--wait=false")
 
 
 async def test_held_queue_is_the_cause_of_a_wait(
