@@ -2,8 +2,10 @@
 server's check of their pods.
 """
 
+from pathlib import Path
 from typing import Any
 
+import yaml
 from ddp_operator.api.constants import API_VERSION, DEFAULT_STATUS_PORT, KIND, MAX_NAME_LENGTH
 
 Json = dict[str, Any]
@@ -461,3 +463,12 @@ DEFAULTS: Json = {
     "cleanPodPolicy": "Running",
 }
 """The API server's version of a spec with only a template."""
+
+_FOLDER = Path(__file__).parents[1] / "manifests" / "examples"
+EXAMPLES: dict[str, Json] = {
+    path.stem: manifest
+    for path in sorted(_FOLDER.glob("*.yaml"))
+    for manifest in yaml.safe_load_all(path.read_text())
+    if manifest["kind"] == KIND
+}
+"""The jobs of `manifests/examples`."""

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.bad_manifests import BAD_MANIFESTS, BadManifest
 from tests.full_status import CONDITION, FULL_STATUS
 from tests.generated_specs import SPECS
-from tests.good_manifests import DEFAULTS, GOOD_MANIFESTS, Json, container, job, template
+from tests.good_manifests import DEFAULTS, EXAMPLES, GOOD_MANIFESTS, Json, container, job, template
 from tests.integration import pod_groups
 from tests.integration.conftest import CRDS, change_crd
 from tests.integration.jobs import JOBS, Jobs
@@ -77,7 +77,7 @@ async def test_good_manifests_are_stored_unchanged(admin: ApiClient, jobs: Jobs)
                 kept = _part(stored["spec"], like=manifest["spec"])
                 return "" if kept == manifest["spec"] else f"stored as {kept}"
 
-    assert await problems_of(GOOD_MANIFESTS, check) == {}
+    assert await problems_of({**GOOD_MANIFESTS, **EXAMPLES}, check) == {}
 
 
 async def test_defaults(jobs: Jobs) -> None:
