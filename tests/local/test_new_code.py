@@ -132,7 +132,7 @@ async def test_processes_restart_with_each_new_code(
     assert len(printed) == PODS * (EDITS + 1), "each version started once in each pod"
 
 
-async def test_result_is_that_of_new_code_though_it_ends_at_once_with_fewer_steps(
+async def test_result_is_that_of_new_code_that_ends_at_once(
     client: AsyncLocalClient, tmp_path: Path
 ) -> None:
     job, folders = await begin(client, tmp_path, REPORTS)

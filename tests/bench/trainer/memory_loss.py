@@ -33,7 +33,7 @@ from tests.bench.reports.memory_loss import (
 )
 from tests.bench.scripts.large_state import EVERY_STEPS
 from tests.bench.server.control_plane import say
-from tests.bench.trainer.large_pods import (
+from tests.bench.large_pods import (
     SCRIPT,
     Joined,
     Pods,

@@ -241,5 +241,7 @@ def test_the_live_view_fits_an_ordinary_terminal(run_state: RunState) -> None:
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_valid_job(example: Path) -> None:
     kinds = {ignored.split()[0] for ignored in read_job_file(example).ignored}
-    # A claim is a folder here, and a class chooses among GKE's machines. Nothing else may be lost.
-    assert kinds <= {"PersistentVolumeClaim", "ComputeClass"}
+    # A claim is a folder here, a class chooses among GKE's machines, and there is no queue. Nothing
+    # else may be lost.
+    of_queues = {"ResourceFlavor", "ClusterQueue", "LocalQueue"}
+    assert kinds <= {"PersistentVolumeClaim", "ComputeClass", *of_queues}
