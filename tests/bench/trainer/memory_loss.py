@@ -22,6 +22,15 @@ from pathlib import Path
 import torch
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings
+from tests.bench.large_pods import (
+    SCRIPT,
+    Joined,
+    Pods,
+    events_in,
+    in_blocks,
+    in_memory,
+    kill,
+)
 from tests.bench.reports.memory_loss import (
     BLOCK_LOST,
     IN_MEMORY,
@@ -33,15 +42,6 @@ from tests.bench.reports.memory_loss import (
 )
 from tests.bench.scripts.large_state import EVERY_STEPS
 from tests.bench.server.control_plane import say
-from tests.bench.large_pods import (
-    SCRIPT,
-    Joined,
-    Pods,
-    events_in,
-    in_blocks,
-    in_memory,
-    kill,
-)
 from tests.ports import free_port
 from tests.trainer.support.worlds import world_job
 
