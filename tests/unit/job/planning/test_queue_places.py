@@ -6,11 +6,9 @@ from typing import Any, ClassVar
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.launchers import NO_LAUNCHERS
-from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.schedulers.kueue import group_of
 from ddp_operator.job.pods.state import Identity, PodState, QueueMember
 
 from tests.unit.job.builders import (
@@ -29,7 +27,6 @@ from tests.unit.job.status.test_goodput import look
 
 GROUP = "kueue.x-k8s.io/pod-group-name"
 COUNT = "kueue.x-k8s.io/pod-group-total-count"
-INDEX = "kueue.x-k8s.io/pod-group-pod-index-label"
 ENDING: dict[str, Any] = {"deleting": True, "ends_by": later(90)}
 
 
@@ -182,40 +179,6 @@ class TestSpares:
         assert group(again)[1] == "3"
 
 
-class TestElastic:
-    def begun(self) -> DDPJob:
-        """Return the job after its group is stored."""
-        elastic = {"minReplicas": 2, "maxReplicas": 8}
-        job = fresh_job(replicas=4, scheduling=QUEUE, elastic=elastic)
-        return stored(job, plan(job, [], NOW))
-
-    def test_elastic_job_queues_with_min_replicas(self) -> None:
-        job = self.begun()
-        assert world_of(job).members == "0-1"
-        assert slots(plan(job, [], NOW).create) == [0, 1]
-        assert {group(job, Identity(index, 0))[1] for index in range(2)} == {"2"}
-
-    def test_further_elastic_pods_queue_one_by_one(self) -> None:
-        job = look(self.begun(), [], 0)
-        pods = [replace(trains(job, index), address="a:1", started=NOW) for index in range(2)]
-        job = with_status(look(job, pods, 10), launcher="Pod")
-        launchers = replace(NO_LAUNCHERS, scope="Pod")
-        planned = plan(job, pods, later(20), launchers=launchers)
-        assert slots(planned.create_spares) == [2, 3, 4, 5, 6, 7]
-        groups = [group(job, one) for one in planned.create_spares]
-        assert len(set(groups)) == 6
-        assert {count for _, count in groups} == {"1"}
-        annotations = manifests.pod(job, planned.create_spares[0])["metadata"]["annotations"]
-        assert INDEX not in annotations
-
-    def test_further_elastic_pods_queue_again_in_the_next_attempt(self) -> None:
-        job = self.begun()
-        first, again = (Identity(5, attempt) for attempt in (0, 1))
-        assert group(job, first) != group(with_status(job, attempt=1), again)
-        assert group(job, Identity(5, 0, 1)) != group(job, first)
-        assert group(job) == group(with_status(job, attempt=1), Identity(0, 1))
-
-
 def lost_place(planned: Plan) -> bool:
     """Tell if a plan restarts the job for a lost place in the queue."""
     return condition(planned, "Restarting") == ("True", "PlaceInQueueLost")
@@ -268,16 +231,3 @@ class TestLostPlaces:
         assert (planned.status.attempt, planned.status.bookkeeping.queue_group) == (1, 1)
         again = plan(stored(job, planned), old, later(60))
         assert (again.decided, len(again.create)) == (False, 3)
-
-    def test_lost_place_of_a_further_elastic_pod_restarts_nothing(self) -> None:
-        job = created(replicas=3, scheduling=QUEUE, elastic={"minReplicas": 2})
-        job = look(job, [], 0)
-        pods = [replace(trains(job, index), started=NOW) for index in range(2)]
-        job = with_status(look(job, pods, 10), launcher="Pod", replacements={"2": 1})
-        queue = QueueMember(group_of(job, Identity(2, 0)).name, ends_group=True)
-        old = replace(trains(job, 2), identity=Identity(2, 0), queue=queue, phase="Succeeded")
-        planned = plan(job, [*pods, old], later(20))
-        assert not planned.decided
-        assert slots(planned.create_spares) == [2]
-        ends = marked(pods, "digits-0-0")
-        assert not plan(job, ends, later(20)).decided, "no pod of that group is missing"

@@ -212,7 +212,7 @@ def _fails_again(job: DDPJob, failure: Failure) -> bool:
 
 def _why_all(job: DDPJob, pods: Observed, failure: Failure, lost: Sequence[int]) -> str | None:
     """Return why all pods restart, in any scope; None if they need not."""
-    if pods.any_succeeded or queue.takes_all(job, failure):
+    if pods.any_succeeded or queue.takes_all(job, pods):
         return ""  # a completed pod joins no other group
     if failure.reason == PODS_UNREACHABLE:
         return ""  # new pods need no word of the operator to start

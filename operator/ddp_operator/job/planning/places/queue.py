@@ -129,9 +129,14 @@ def end_with_workload(job: DDPJob, finished: Manifest, now: datetime) -> Plan:
     return fail(job, "WorkloadFailed", message, now)
 
 
-def takes_all(job: DDPJob, failure: Failure) -> bool:
-    """Return whether Kueue has taken the quota away without which the job does not train."""
-    return failure.reason.startswith(_STOPS) and is_in_group(job, members(job)[failure.index])
+def takes_all(job: DDPJob, pods: Observed) -> bool:
+    """Return whether Kueue has taken the quota away without which the job does not train. It may
+    have taken that of further elastic pods before, which then seems to be the cause.
+    """
+    return any(
+        pod.disruption.startswith(_STOPS) and is_in_group(job, pod.identity.slot)
+        for pod in pods.current.values()
+    )
 
 
 def has_lost_nodes(
