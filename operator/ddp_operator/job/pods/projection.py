@@ -73,6 +73,8 @@ def project(manifest: Manifest) -> PodState:
         waiting, waiting_message = crash_loop(status)
     announced = (conditions.get(type_, {}) for type_ in _DISRUPTIONS)
     disruption: Manifest = next(filter(is_true, announced), {})
+    queue = _queue_member(metadata, labels, annotations)
+    scheduled: Manifest = conditions.get("PodScheduled") or {}
     return PodState(
         key=Key.of(manifest),
         # Interned, since thousands of pods share a few of these words.
@@ -105,7 +107,10 @@ def project(manifest: Manifest) -> PodState:
         avoids=() if spec.get("nodeName") else kept_off(spec),
         host="" if spec.get("nodeName") else intern(host_of(spec)),
         stays_on_lost_node=any(map(_outlasts_node, spec.get("tolerations") or ())),
-        queue=_queue_member(metadata, labels, annotations),
+        queue=queue,
+        placed=read_time(scheduled.get("lastTransitionTime"))
+        if queue and spec.get("nodeName")
+        else None,
         held_by=running_on(status) if ended else "",
         side_car_failure="" if ends_by else side_car_failure(name, status),
     )

@@ -154,6 +154,8 @@ class PodState:
     """It tolerates an unreachable node without a limit, so nobody evicts it."""
     queue: QueueMember | None = None
     """Its place in Kueue's queue; None if Kueue does not manage it."""
+    placed: datetime | None = None
+    """When it got its node, of a pod that Kueue manages."""
     generation: int = 0
     """Of the job's group when it was created."""
     token_key: str = ""

@@ -68,6 +68,19 @@ def test_further_elastic_pods_queue_one_by_one() -> None:
     assert INDEX not in annotations
 
 
+def test_further_elastic_pods_ask_for_quota_in_a_later_second() -> None:
+    """Of what it admitted in the same second, Kueue may preempt any first."""
+    job = look(begun(), [], 0)
+    pods = [
+        replace(trains(job, index), address="a:1", started=NOW, placed=later(8 + index))
+        for index in range(2)
+    ]
+    job = with_status(look(job, pods, 9), launcher="Pod")
+    planned = plan_with(job, pods, 9.9)
+    assert (planned.create_spares, planned.requeue_at) == ((), later(10))
+    assert slots(plan_with(job, pods, 10).create_spares) == [2, 3, 4, 5, 6, 7]
+
+
 def test_further_elastic_pods_queue_again_in_the_next_attempt() -> None:
     job = begun()
     first, again = (Identity(5, attempt) for attempt in (0, 1))

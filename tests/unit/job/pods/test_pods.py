@@ -347,6 +347,17 @@ class TestDisruption:
         stored["metadata"] |= metadata
         assert project(stored).queue == member
 
+    @pytest.mark.parametrize(("managed", "placed"), [("true", T0), ("false", None)])
+    def test_time_at_which_a_queued_pod_got_its_node(
+        self, managed: str, placed: str | None
+    ) -> None:
+        scheduled = condition("PodScheduled", "True", lastTransitionTime=T0)
+        stored = manifest(nodeName="node-a", status={"conditions": [scheduled]})
+        stored["metadata"]["labels"] = {KUEUE_MANAGED: managed, KUEUE_GROUP: "g"}
+        assert project(stored).placed == (datetime.fromisoformat(placed) if placed else None)
+        del stored["spec"]["nodeName"]
+        assert project(stored).placed is None
+
     @pytest.mark.parametrize(("retriable", "ends"), [("false", True), ("true", False), ("", False)])
     @pytest.mark.parametrize("finalizers", [[], ["a", KUEUE_MANAGED], ["a"], None])
     def test_retriable_annotation_and_finalizer(

@@ -28,6 +28,8 @@ from ddp_operator.ports import Event
 
 REFUSED_PAUSE_SECONDS: Final = 60
 """Pause before spares are created again after the API server did not create one."""
+_QUEUE_TIMES: Final = timedelta(seconds=1)
+"""The resolution of Kueue's times."""
 
 
 def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
@@ -147,9 +149,21 @@ def with_spares(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Pl
     old = [kept[one.slot] for one in missing if one.slot in kept]
     planned = planned.requeued_at(*(awaited_until(job, pod, now) for pod in old))
     missing = tuple(one for one in missing if one.slot not in kept)
-    if missing and due and now < due:
-        return planned.requeued_at(due)
+    dues = [due, _after_group(job, pods)]
+    if missing and (later := [each for each in dues if each and now < each]):
+        return planned.requeued_at(max(later))
     return replace(planned, create_spares=missing)
+
+
+def _after_group(job: DDPJob, pods: Observed) -> datetime | None:
+    """Return when other pods may ask the queue for quota; None: at once.
+
+    Of equal priorities, Kueue preempts first what it admitted last, by whole seconds. It must never
+    take the group instead of a pod that the job can do without.
+    """
+    group = (pod for pod in pods.current.values() if is_in_group(job, pod.identity.slot))
+    placed = max((pod.placed for pod in group if pod.placed), default=None)
+    return placed + _QUEUE_TIMES if placed else None
 
 
 def is_well(pod: PodState) -> bool:
