@@ -122,3 +122,17 @@ def test_lost_place_of_a_further_elastic_pod_restarts_nothing() -> None:
     assert slots(planned.create_spares) == [2]
     ends = marked(pods, "digits-0-0")
     assert not plan(job, ends, later(20)).decided, "no pod of that group is missing"
+
+
+def test_evicted_pods_that_wait_to_join_queue_again_without_a_pause() -> None:
+    """Others preempt them again and again. Each queues, so it costs nothing to create them."""
+    job, pods = grown()
+    job = with_status(job, world=World(generation=2, members="0-1"), spares=(2, 3))
+    planned = plan_with(job, [*pods[:2], *(evicted(one, 20) for one in pods[2:])], 21)
+    assert planned.decided
+    notes = planned.status.bookkeeping
+    assert (notes.replacements, notes.spares) == ({"2": 1, "3": 1}, ())
+    assert (notes.spares_renewed, notes.no_spare_before) == (None, None)
+    lost = replace(pods[3], deleting=True)
+    notes = plan_with(job, [*pods[:2], evicted(pods[2], 20), lost], 21).status.bookkeeping
+    assert (notes.spares_renewed, notes.no_spare_before) == (1, later(31))

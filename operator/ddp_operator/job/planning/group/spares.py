@@ -24,6 +24,7 @@ from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.schedulers.kueue import is_in_group
 from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.status.preemption import EVICTED
 from ddp_operator.ports import Event
 
 REFUSED_PAUSE_SECONDS: Final = 60
@@ -109,13 +110,18 @@ def _renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     ended += [gone for gone in pods.spares_missing if gone.slot in known]
     if not ended:
         return None
-    renewed = job.status.bookkeeping.spares_renewed or 0
+    # What Kueue evicted only queues again, and needs no pause.
+    evicted = {pod.identity for pod in pods.spares if pod.disruption.startswith(EVICTED)}
+    failed, renewed = {*ended} - evicted, job.status.bookkeeping.spares_renewed or 0
     status = job.status.noting(
         replacements=replaced(job.status, (identity.slot for identity in ended)),
         spares=tuple(sorted({*known} - {identity.slot for identity in ended})),
-        spares_renewed=renewed + len(ended),
-        no_spare_before=now + timedelta(seconds=pause_seconds(renewed)),
     )
+    if failed:
+        status = status.noting(
+            spares_renewed=renewed + len(failed),
+            no_spare_before=now + timedelta(seconds=pause_seconds(renewed)),
+        )
     names = some([identity.pod_name(job.name) for identity in ended])
     said = f"replacing spares that cannot take over (not charged): {names}"
     return Plan(status, decided=True, events=(Event("SparesLost", said),))
