@@ -28,6 +28,7 @@ _ROLE: Final = "kueue.x-k8s.io/role-hash"
 _REQUEUED: Final = ("Preempted", "NodeFailures")
 """Evictions after which a Workload queues again at once."""
 _MOST_STEPS: Final = 50
+_ADDRESS: Final = "10.0.0.1"
 
 Json = dict[str, Any]
 
@@ -212,8 +213,13 @@ class Kueue:
         for other in sorted(lower, key=_victims_order):
             if sum(map(_size, victims)) < lacking:
                 victims.append(other)
-        if sum(map(_size, victims)) < lacking:
+        spare = sum(map(_size, victims)) - lacking
+        if spare < 0:
             return
+        for victim in victims[-2::-1]:  # the last one is needed
+            if (size := _size(victim)) <= spare:
+                victims.remove(victim)
+                spare -= size
         for victim in victims:
             if not holds(victim, "Evicted"):
                 self.evict(victim, "Preempted", "Preempted to accommodate a workload")
@@ -352,7 +358,8 @@ class Kueue:
             "name": pod["spec"]["containers"][0]["name"],
             "state": {"running": {"startedAt": self._now()}},
         }
-        pod["status"] |= {"phase": "Running", "containerStatuses": [container]}
+        running = {"phase": "Running", "podIP": _ADDRESS, "containerStatuses": [container]}
+        pod["status"] |= running
         self._set(pod, "Ready", True, "")
 
     def _release_ended_pods(self) -> None:

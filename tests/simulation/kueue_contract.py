@@ -204,6 +204,20 @@ async def urgent_workload_preempts_and_waits_for_the_quota(kueue: Subject) -> No
     await until(kueue, "a", Admitted="Admitted", Evicted=None)
 
 
+async def workload_that_was_admitted_last_is_preempted_first(kueue: Subject) -> None:
+    await kueue.create_workload(workload("a", pods=1))
+    await until(kueue, "a", Admitted="Admitted")
+    for _ in range(3):  # Kueue compares whole seconds
+        await kueue.pass_time()
+    await kueue.create_workload(workload("b", pods=1))
+    await until(kueue, "b", Admitted="Admitted")
+    await kueue.create_workload(workload("urgent", pods=1, priority=1000))
+    await until(kueue, "b", Evicted="Preempted", QuotaReserved="QuotaReserved")
+    await give_back(kueue, "b")
+    await until(kueue, "urgent", Admitted="Admitted")
+    await until(kueue, "a", Admitted="Admitted", Evicted=None)
+
+
 async def group_is_admitted_when_all_its_pods_exist(kueue: Subject) -> None:
     await kueue.create_pod(pod("a-0", "a", total=2))
     await kueue.pass_time()
@@ -310,6 +324,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
     deactivated_workload_stays_inactive_until_it_is_activated,
     workload_waits_until_another_gives_its_quota_up,
     urgent_workload_preempts_and_waits_for_the_quota,
+    workload_that_was_admitted_last_is_preempted_first,
     group_is_admitted_when_all_its_pods_exist,
     replacement_of_a_failed_pod_keeps_the_quota,
     group_gives_its_quota_back_when_all_pods_succeeded,

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
+from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.reconciler import Reconciler
+from ddp_operator.engine.trainers.launchers import Launchers
+from ddp_operator.job.membership.launchers import LauncherStates
+from ddp_operator.job.membership.world import world_of
 from ddp_operator.ports import ClusterError, ForbiddenError, Key, Manifest
 
 from tests.simulation.kueue import Json, Kueue, key_of
@@ -65,20 +69,49 @@ class QueueCluster(FakeCluster):
         return stored
 
 
-class World:
-    """A cluster with the operator, Kueue and one queue."""
+class Joining:
+    """Launchers that answer at once, and whose processes join each group by themselves."""
 
-    def __init__(self, clock: Clock | None = None, *, quota: int = 2, check: str | None = None):
+    def __init__(self, kueue: Kueue) -> None:
+        self._kueue = kueue
+
+    def of(self, job: DDPJob) -> LauncherStates:
+        """See `Launchers`."""
+        known = world_of(job).generation, True
+        return LauncherStates(scope="Pod", told={pod.name: known for pod in self._kueue.pods})
+
+    def assign(self, *_: object) -> None:
+        """Do nothing: each pod knows its job's group."""
+
+
+class World:
+    """A cluster with the operator, Kueue and one queue. `has_launchers`: in the pods of jobs."""
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        quota: int = 2,
+        check: str | None = None,
+        has_launchers: bool = False,
+    ) -> None:
         self.clock = clock or Clock()
         self.kueue = Kueue(self.clock, quota=quota, check=check)
         self.cluster = QueueCluster(self.kueue)
         self.errors: list[ClusterError] = []
+        self.launchers = Joining(self.kueue) if has_launchers else None
         self.start_operator()
 
     def start_operator(self) -> None:
         """Start the operator, which then knows only what the API server has stored."""
         self.cache = JobCache()
-        self.reconciler = Reconciler(self.cluster, self.cache, settings=SETTINGS, clock=self.clock)
+        self.reconciler = Reconciler(
+            self.cluster,
+            self.cache,
+            settings=SETTINGS,
+            clock=self.clock,
+            launchers=cast("Launchers | None", self.launchers),
+        )
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
         """Create a job, or replace its spec as a user does."""
@@ -105,9 +138,9 @@ class World:
             self.kueue.settle()
             self.clock.now += _STEP
 
-    def preempt(self) -> None:
-        """Have another job take the quota."""
-        urgent = workload(URGENT.name, priority=1000)
+    def preempt(self, name: str = URGENT.name, pods: int = 2) -> None:
+        """Have another job take the quota of so many pods."""
+        urgent = workload(name, pods=pods, priority=1000)
         urgent["metadata"]["namespace"] = URGENT.namespace
         self.kueue.create_workload(urgent)
 
