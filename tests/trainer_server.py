@@ -19,8 +19,9 @@ class TrainerServer:
         self.traces: tuple[int, bytes] = 404, b""
         """Status and content of the response to GET /traces."""
         self.asked: list[str] = []
-        self.world: tuple[int, bytes] = 200, b'{"generation": 1}'
-        """Status and content of the response to PUT and GET /world."""
+        self.world: tuple[int, bytes] | Callable[[bytes], bytes] = 200, b'{"generation": 1}'
+        """Status and content of the response to PUT and GET /world, or a function that returns the
+        content by the request's body."""
         self.documents: list[bytes] = []
         """Bodies of the PUT requests."""
         self.tokens: list[str] = []
@@ -44,6 +45,11 @@ class TrainerServer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def port(self) -> int:
+        """The job's `statusPort` with this server."""
+        return int(self.address.rpartition(":")[2])
+
     async def close(self) -> None:
         """Stop listening."""
         if self._runner is not None:
@@ -64,8 +70,9 @@ class TrainerServer:
     async def _answer_of_world(self, request: web.Request) -> web.Response:
         self.asked.append(f"{request.method} {request.path_qs}")
         self.tokens.append(request.headers.get("Authorization", ""))
-        self.documents.append(await request.read())
-        status, content = self.world
+        document = await request.read()
+        self.documents.append(document)
+        status, content = (200, self.world(document)) if callable(self.world) else self.world
         return web.Response(status=status, body=content)
 
     async def _answer_with_traces(self, request: web.Request) -> web.Response:

@@ -55,7 +55,7 @@ class Attacker:
         """
         self._trainer.answer = {"step": 1, "totalSteps": 100}
         self._trainer.traces = 200, _shared_lists()
-        port = int(self._trainer.address.rpartition(":")[2])
+        port = self._trainer.port
         name = f"hang-{self._hangs}"  # an earlier one has restarted since
         self._hangs += 1
         await self._replace(job(name, statusPort=port, progressDeadlineSeconds=10))

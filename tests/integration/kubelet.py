@@ -29,6 +29,8 @@ class FakeKubelet:
         """Nodes on which `live` starts no pod."""
         self.binds = True
         """False if a scheduler, not `live`, gives pods their nodes."""
+        self.ip = ""
+        """The address of the pods that `live` runs."""
 
     async def run(self, pod: str, *, ip: str = "", node: str = "") -> None:
         """Schedule a pod, run its containers and report them ready."""
@@ -125,7 +127,7 @@ class FakeKubelet:
                         await self.fail(name, exit_code=143)
                     await self.finish(name)
                 elif not ended and self._may_start(pod):
-                    await self.run(name)
+                    await self.run(name, ip=self.ip)
 
     def _may_start(self, pod: Json) -> bool:
         spec = pod["spec"]

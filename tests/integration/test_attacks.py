@@ -99,7 +99,7 @@ async def test_no_honest_job_notices_a_storm_of_attacks(
         TrainerServer() as honest,
         attacked(control_plane, tmp_path_factory, jobs) as (operator, _, metrics),
     ):
-        port = int(honest.address.rpartition(":")[2])
+        port = honest.port
         await asyncio.gather(
             *(run_job(jobs, kubelet, name, ip="127.0.0.1", statusPort=port) for name in names)
         )

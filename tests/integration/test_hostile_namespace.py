@@ -39,7 +39,7 @@ async def test_hostile_namespace_does_not_disturb_other_jobs(
     options += ["--progress-poll-seconds", "0.5"]
     async with new_namespace(admin) as theirs, TrainerServer() as trainer:
         trainer.answer = ENDLESS
-        hostile = Hostile(admin, theirs, trainer=int(trainer.address.rpartition(":")[2]))
+        hostile = Hostile(admin, theirs, trainer=trainer.port)
         with running_operator(
             control_plane.kubeconfig, log, namespace=None, options=options
         ) as operator:

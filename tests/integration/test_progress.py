@@ -73,7 +73,7 @@ async def test_progress_is_shown_and_a_hang_ends_at_the_deadline(
         "loss": 0.5,
         "checkpoint": {"step": 100, "path": "/checkpoints/step-100"},
     }
-    port = int(trainer.address.rpartition(":")[2])
+    port = trainer.port
     created = await jobs.create(job(replicas=2, statusPort=port))
     await jobs.until(lambda status: status.is_true("PodsCreated"))
     for pod in await jobs.live_pods():
@@ -123,7 +123,7 @@ async def test_progress_is_shown_and_a_hang_ends_at_the_deadline(
 async def test_job_without_reports_is_left_alone_and_says_so(
     operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet, trainer: TrainerServer
 ) -> None:
-    port = int(trainer.address.rpartition(":")[2])
+    port = trainer.port
     await trainer.close()
     await jobs.create(job(replicas=1, statusPort=port, progressDeadlineSeconds=1))
     await jobs.until(lambda status: status.is_true("PodsCreated"))
@@ -150,7 +150,7 @@ async def test_spare_replaces_a_slow_rank_once(
     trainer.answer = answer
     trainer.world = 200, b'{"number": 1, "generation": 1, "ended": true, "scope": "Pod"}'
     slow_rank = {"forSeconds": 1, "action": "Replace"}
-    port = int(trainer.address.rpartition(":")[2])
+    port = trainer.port
     restart = {"scope": "Pod", "slowRank": slow_rank}
     await jobs.create(job(replicas=2, spares=1, statusPort=port, restart=restart))
     for pod in await jobs.until_pods("job-0-0", "job-0-1"):

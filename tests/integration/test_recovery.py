@@ -201,7 +201,7 @@ async def _leave(
     jobs: Jobs, kubelet: FakeKubelet, admin: ApiClient, trainer: TrainerServer
 ) -> None:
     trainer.world = 200, b'{"number": 1, "generation": 1, "ended": true, "scope": "Pod"}'
-    port = int(trainer.address.rpartition(":")[2])
+    port = trainer.port
     tolerant = template(tolerations=[{"operator": "Exists"}])
     restart = {"scope": "Pod"}
     await jobs.create(job(replicas=2, template=tolerant, statusPort=port, restart=restart))

@@ -80,7 +80,7 @@ async def test_key_is_rotated_while_a_job_runs(
     launcher: TrainerServer,
     admin: ApiClient,
 ) -> None:
-    port = int(launcher.address.rpartition(":")[2])
+    port = launcher.port
     made = job(replicas=1, statusPort=port, restart={"scope": "InPlace"})
     uid = (await jobs.create(made))["metadata"]["uid"]
     await jobs.until_pods("job-0-0")

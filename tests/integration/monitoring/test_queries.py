@@ -107,7 +107,7 @@ async def jobs_in_many_states(
     in_memory = {"step": 115, "time": saved["time"], "copies": 0}
     world = {"number": 1, "generation": 0, "memory": in_memory}
     trainer.world = 200, json.dumps(world).encode()
-    port = int(trainer.address.rpartition(":")[2])
+    port = trainer.port
     await refuse_gpus(admin, jobs.namespace)
     memory = {"sizeLimit": "16Mi", "copies": 0}
     await begin(jobs, kubelet, "runs", ip="127.0.0.1", statusPort=port, memoryCheckpoint=memory)

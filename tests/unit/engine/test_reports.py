@@ -43,7 +43,7 @@ class World:
 
     async def run(self, name: str, server: TrainerServer, **spec: Any) -> None:
         """Bring a job of two pods to Running. Both use the same port, and so share one trainer."""
-        manifest = job(statusPort=int(server.address.rpartition(":")[2]), **spec)
+        manifest = job(statusPort=server.port, **spec)
         now = loop_now().isoformat()
         manifest["metadata"] |= {"name": name, "uid": f"uid-{name}", "creationTimestamp": now}
         self.engine.job_changed(self.cluster.store_job(manifest))
