@@ -12,7 +12,7 @@ from tests.unit.engine.test_reconciler import job
 
 QUOTA, LEAST = 6, 2
 STEPS = 60
-ELASTIC = {"minReplicas": LEAST, "shrinkAfterSeconds": 0, "growAfterSeconds": 0}
+ELASTIC = {"minReplicas": LEAST, "shrinkAfterSeconds": 0, "growAfterSeconds": 60}
 
 
 class History:
@@ -94,8 +94,9 @@ async def test_elastic_job_keeps_its_group_while_others_take_the_rest(seed: int)
         kept = condition(history.group, "QuotaReserved")
         assert (kept["status"], kept["lastTransitionTime"]) == ("True", since)
         assert group.items() <= history.world.running().items()
-    await history.settle(seconds=120)
+    await history.settle(seconds=180)
     assert (history.world.status["attempt"], history.world.status["restarts"]) == (0, 0)
+    assert "sparesRenewed" not in history.world.status["bookkeeping"], "evictions delay no pod"
     assert sizes >= {LEAST, QUOTA}
 
 

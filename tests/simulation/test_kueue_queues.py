@@ -119,7 +119,7 @@ async def test_spare_is_admitted_by_itself() -> None:
 
 
 async def test_spare_in_a_queue_takes_over_within_the_quota() -> None:
-    world = World(quota=3)
+    world = World(quota=3, has_launchers=True)
     spares = {"spares": 1, "restart": {"scope": "Pod"}}
     world.apply(job(scheduling={"queueName": "team"}, **spares))
     await world.run()

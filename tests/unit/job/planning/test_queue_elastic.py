@@ -39,7 +39,7 @@ def grown() -> tuple[DDPJob, list[PodState]]:
 
 
 def evicted(pod: PodState, at: float) -> PodState:
-    """Return a pod of which Kueue has evicted the Workload."""
+    """Return the pod after Kueue evicted its Workload."""
     reason = "WorkloadEvictedDueToPreempted"
     return replace(pod, deleting=True, disruption=reason, disrupted_at=later(at))
 
