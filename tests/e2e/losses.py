@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -101,6 +102,31 @@ def assert_no_step_is_lost(
     assert not back
     for begun in [[*chain(*steps)]] if elastic else steps:
         assert {*begun} == {*range(1, total + 1)}
+
+
+def samples_of_steps(logs: Iterable[str]) -> dict[int, set[int]]:
+    """Return the samples of each step, of all ranks together, by the texts of their files."""
+    samples: dict[int, set[int]] = defaultdict(set)
+    for line in chain(*map(str.splitlines, logs)):
+        entry = json.loads(line)
+        samples[entry["step"]].update(entry["samples"])
+    return dict(samples)
+
+
+def assert_each_sample_once(logs: Sequence[str], *, shards: int) -> None:
+    """Assert that each epoch of a training has each sample in one step, however often ranks began
+    that step. `shards`: how many the last step pads with samples of the first one.
+    """
+    samples = samples_of_steps(logs)
+    entries = (json.loads(line) for line in chain(*map(str.splitlines, logs)))
+    epochs = {entry["step"]: entry["epoch"] for entry in entries}
+    by_epoch: dict[int, list[int]] = defaultdict(list)
+    for step, epoch in epochs.items():
+        by_epoch[epoch] += samples[step]
+    all_samples = {*chain(*samples.values())}
+    for epoch, found in by_epoch.items():
+        assert {*found} == all_samples, epoch
+        assert len(found) < len(all_samples) + shards, epoch
 
 
 def returns(begun: Sequence[int]) -> int:

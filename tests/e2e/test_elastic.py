@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 from ddp_operator.job.membership.world import read_slots
@@ -13,7 +10,13 @@ from ddp_operator.job.membership.world import read_slots
 from tests.e2e.environment import Environment
 from tests.e2e.jobs import UNTIL_TOLD, Job, doubles_job, force_delete, last_words, tell_to_end
 from tests.e2e.kubectl import Kubectl, wait_for
-from tests.e2e.losses import STEP_LOG, assert_no_step_is_lost, step_logs, steps_in
+from tests.e2e.losses import (
+    STEP_LOG,
+    assert_no_step_is_lost,
+    samples_of_steps,
+    step_logs,
+    steps_in,
+)
 from tests.e2e.test_any_image import launched
 from tests.e2e.test_in_place import SCRIPT, begun, end
 
@@ -91,20 +94,11 @@ def test_training_that_shrinks_and_grows_loses_no_step(
     steps = [steps_in(log) for log in logs]
     assert_no_step_is_lost(steps, total=ends[0]["totalSteps"], elastic=True)
     undisturbed = step_logs(environment, shared, fixed, 2)
-    assert _samples(logs) == _samples(undisturbed), (
+    assert samples_of_steps(logs) == samples_of_steps(undisturbed), (
         "each step has those that two ranks would have had"
     )
     for pod in job.uids():
         assert "resuming from checkpoint" not in job.log(pod)
-
-
-def _samples(logs: Iterable[str]) -> dict[int, set[int]]:
-    """Return the samples of each step, of all ranks together."""
-    found: dict[int, set[int]] = defaultdict(set)
-    for line in chain(*map(str.splitlines, logs)):
-        entry = json.loads(line)
-        found[entry["step"]].update(entry["samples"])
-    return dict(found)
 
 
 def test_plain_script_restarts_with_the_pods_that_exist(shared: Kubectl) -> None:
