@@ -31,13 +31,13 @@ def waiting(workloads: dict[str, Json]) -> list[str]:
     ]
 
 
-async def test_elastic_job_grows_by_each_pod_and_gives_those_back_first(
+async def test_elastic_job_grows_by_each_pod_and_lends_those_first(
     admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     queue = await new_queue(admin, jobs.namespace, chips=MOST)
-    others = [f"other-{number}" for number in range(MOST - LEAST)]
-    for name in others:
-        await jobs.create(queued_job(replicas=1, **SINGLE), name=name)
+    others = {"small": 1, "large": MOST - LEAST - 1}
+    for name, replicas in others.items():
+        await jobs.create(queued_job(replicas=replicas, **SINGLE), name=name)
         await jobs.until_phase("Running", name)
     async with Launchers() as launchers:
         kubelet.ip = "127.0.0.1"
@@ -46,7 +46,7 @@ async def test_elastic_job_grows_by_each_pod_and_gives_those_back_first(
         assert status.world is not None
         group = status.world.members
         place = admission(await workload_of(queue))
-        for size, name in enumerate(others, start=LEAST + 1):
+        for name, size in (("small", LEAST + 1), ("large", MOST)):
             await complete(jobs, kubelet, name)
             await until_size(jobs, size)
 
