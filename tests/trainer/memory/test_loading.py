@@ -13,7 +13,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.memory import loading
 from ddp_trainer.memory.file_format import decode
 from ddp_trainer.memory.loading import NoSnapshotError
-from ddp_trainer.memory.restoration import MismatchError
+from ddp_trainer.memory.restoration import LEFT_OUT, MismatchError
 from ddp_trainer.memory.volume import Key, SnapshotName
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.telemetry.status import StatusFile
@@ -82,6 +82,22 @@ def test_load_fills_the_tensors_of_the_training(environment: Environment, path: 
     assert found[1]["epoch"] == 4
     assert same(parameter.data, STATE["weight"])
     assert parameter.requires_grad
+
+
+def test_parts_of_a_snapshot_can_be_loaded_one_after_the_other(
+    environment: Environment, path: Path
+) -> None:
+    with launcher(environment, ready(path)) as pod:
+        found = loading.find()
+        assert found is not None
+        assert (found.step, found.replicated) == (7, False)
+        parts = dict.fromkeys(STATE)
+        assert found.read({**parts, "weight": LEFT_OUT}) == {**STATE, "weight": None}
+        parameter = torch.zeros(2, 3)
+        into = {**dict.fromkeys(STATE, LEFT_OUT), "weight": parameter}
+        assert same(found.read(into), {**parts, "weight": STATE["weight"]})
+        assert same(parameter, STATE["weight"])
+        assert len(pod.requests) == 1
 
 
 def test_a_state_of_another_model_is_an_error(environment: Environment, path: Path) -> None:

@@ -25,7 +25,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.memory.file_format import DamagedSnapshotError, decode
 from ddp_trainer.memory.progress import StatusFileWriter
 from ddp_trainer.memory.restoration import MismatchError, Restoration
-from ddp_trainer.memory.volume import DIRECTORY_VARIABLE, Volume
+from ddp_trainer.memory.volume import DIRECTORY_VARIABLE, SnapshotName, Volume
 from ddp_trainer.process_group.admission import Request, send
 from ddp_trainer.settings.environment import Environment, Placement
 
@@ -76,6 +76,41 @@ def load(into: Any = None) -> tuple[int, Any] | None:
         MismatchError: the snapshot does not fit `into`.
         ConfigurationError: a variable that the launcher sets is missing or malformed.
     """
+    found = find()
+    return None if found is None else (found.step, found.read(into))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundSnapshot:
+    """The snapshot that this rank resumes from; it can be read in several parts."""
+
+    step: int
+    replicated: bool
+    """Whether it was saved as a state that is the same in all ranks."""
+    volume: Volume
+    environment: Environment
+    path: Path
+
+    def read(self, into: Any = None) -> Any:
+        """Return its state, as `load` does; parts that are `LEFT_OUT` in `into` become None.
+
+        Raises:
+            NoSnapshotError: the file is not this rank's snapshot, or damaged, or gone.
+            MismatchError: it does not fit `into`.
+        """
+        state = read(self.volume, self.environment, self.path, into)
+        if progress := StatusFileWriter.of(self.environment, os.environ):
+            progress.resumed(self.step)
+        return state
+
+
+def find() -> FoundSnapshot | None:
+    """Find the snapshot that `load` would load, and wait for it as `load` does.
+
+    Raises:
+        NoSnapshotError: the other ranks resume from a snapshot that this one does not get.
+        ConfigurationError: a variable that the launcher sets is missing or malformed.
+    """
     volume = Volume.from_env(os.environ)
     if volume is None:
         return None
@@ -84,10 +119,15 @@ def load(into: Any = None) -> tuple[int, Any] | None:
     if answer.path is None:
         _logger.info("no snapshot in memory: %s", answer.reason)
         return None
-    state = read(volume, environment, Path(answer.path), into)
-    if progress := StatusFileWriter.of(environment, os.environ):
-        progress.resumed(answer.step)
-    return answer.step, state
+    path = Path(answer.path)
+    name = SnapshotName.parse(path.name)
+    return FoundSnapshot(
+        step=answer.step,
+        replicated=name is not None and name.replicated,
+        volume=volume,
+        environment=environment,
+        path=path,
+    )
 
 
 def ask(environment: Environment, *, seconds: float = _DEADLINE_SECONDS) -> LoadDecision:

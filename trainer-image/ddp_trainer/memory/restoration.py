@@ -25,6 +25,8 @@ from ddp_trainer.memory.state_tree import (
 
 _ABSENT: Any = object()
 """A part of the state for which `into` has no tensors."""
+LEFT_OUT: Any = object()
+"""Stands in `into` for a part of the state that is not loaded."""
 _ARRAY = re.compile(r"[<>|][biufc]\d{1,2}", re.ASCII)
 
 
@@ -55,8 +57,8 @@ class Restoration:
     def state(self, into: object = _ABSENT) -> Any:
         """Return the state; its tensors are those of `into`, which receive the values, or new ones.
 
-        Parts of `into` without tensors, such as the state of a new optimizer, are replaced. Nothing
-        is changed if there is an error.
+        Parts of `into` without tensors, such as the state of a new optimizer, are replaced. Those
+        that are `LEFT_OUT` become None. Nothing is changed if there is an error.
 
         Raises:
             MismatchError: `into` has other tensors or containers.
@@ -70,18 +72,21 @@ class Restoration:
         return state
 
     def _look_for_tensors(self, into: object) -> bool:
+        """Note the parts whose structure matters, because of their tensors or what is left out."""
         if is_dtensor(into):
             self._examples[Layout.of(into)] = into
         parts: Iterable[object] = into if isinstance(into, list | tuple) else ()
         if isinstance(into, dict):
             parts = into.values()
         found = [self._look_for_tensors(part) for part in parts]
-        self._has_tensors[id(into)] = isinstance(into, Tensor) or any(found)
+        self._has_tensors[id(into)] = isinstance(into, Tensor) or into is LEFT_OUT or any(found)
         return self._has_tensors[id(into)]
 
     def _value(self, node: Any, into: Any, path: Path) -> Any:
         if len(path) > DEEPEST:
             raise DamagedSnapshotError("its state is nested too deeply")
+        if into is LEFT_OUT:
+            return None
         if into is not _ABSENT and not self._has_tensors[id(into)]:
             into = _ABSENT
         match node:
