@@ -6,7 +6,9 @@
     trainer = Trainer(..., callbacks=[memory_checkpoint])
     trainer.train(resume_from_checkpoint=memory_checkpoint.folder() or newest_checkpoint)
 
-It needs plain DDP: with FSDP or DeepSpeed, a rank has only a part of the model.
+With plain DDP, the folder is a whole checkpoint of the `Trainer`. With FSDP2, each rank has a
+folder with only its position and random generators. The callback loads the rest from memory into
+the sharded model, which exists only when the training begins.
 """
 
 from __future__ import annotations
@@ -14,22 +16,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import random
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.memory.loading import load
+from ddp_trainer.memory import generators
+from ddp_trainer.memory.loading import FoundSnapshot, find
+from ddp_trainer.memory.restoration import LEFT_OUT
 from ddp_trainer.memory.saving import save
+from ddp_trainer.memory.state_tree import is_dtensor
 from ddp_trainer.memory.volume import Volume
 from ddp_trainer.settings.environment import Environment
+
+_AT_THE_FOLDER = ("generators", "state", "names")
+"""Parts of a sharded snapshot that the `Trainer` reads from the folder."""
+_AT_THE_BEGIN = ("model", "optimizer", "scheduler")
+"""Those that the callback loads when the training begins."""
 
 
 class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
@@ -41,6 +50,8 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
             raise ValueError(f"every_steps is {every_steps}: it must be at least 1")
         self._every_steps = every_steps
         self._folder: Path | None = None
+        self._sharded: FoundSnapshot | None = None
+        """The snapshot of a sharded model, until it is loaded."""
 
     def folder(self) -> str | None:
         """Return a checkpoint folder of the newest snapshot; None if there is none in memory.
@@ -52,27 +63,54 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
             NoSnapshotError: the other ranks resume from a snapshot that this one does not get.
             OSError: there is no room for the folder in the directory for temporary files.
         """
-        found = load()
+        found = find()
         if found is None:
             return None
-        environment = Environment.from_env(os.environ)
+        environment = found.environment
         placement = environment.placement
         # A process that dies before its first step leaves the folder to the next one.
         name = f"ddp-memory-{placement.job_uid}-{placement.node_rank}"
-        self._folder = Path(tempfile.gettempdir(), name)
-        if environment.local_rank == 0:
-            _write(self._folder, found[1])
-        if dist.is_initialized():
-            dist.barrier()
+        if found.replicated:
+            self._folder = Path(tempfile.gettempdir(), name)
+            if environment.local_rank == 0:
+                _write(self._folder, found.read())
+            if dist.is_initialized():
+                dist.barrier()
+        else:
+            self._sharded = found
+            self._folder = Path(tempfile.gettempdir(), f"{name}-{environment.local_rank}")
+            into = dict.fromkeys(_AT_THE_FOLDER) | dict.fromkeys(_AT_THE_BEGIN, LEFT_OUT)
+            _write_position(self._folder, found.read(into), environment)
         return str(self._folder)
 
-    def on_train_begin(self, args: TrainingArguments, *_: object, **__: object) -> None:
-        """Refuse trainings that split the model between ranks."""
-        if Volume.from_env(os.environ) and (args.fsdp or args.deepspeed):
+    def on_train_begin(self, args: TrainingArguments, *_: object, **parts: Any) -> None:
+        """Load a sharded snapshot, and refuse trainings whose state cannot be saved."""
+        if Volume.from_env(os.environ) is None:
+            return
+        model = parts["model"]
+        if args.deepspeed:
             raise ConfigurationError(
-                "MemoryCheckpoint needs plain DDP: remove fsdp and deepspeed from the "
-                "TrainingArguments, or save their state with ddp_trainer.memory.save"
+                "MemoryCheckpoint does not support deepspeed: remove it from the "
+                "TrainingArguments, or save its state with ddp_trainer.memory.save"
             )
+        if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+            raise ConfigurationError(
+                "MemoryCheckpoint does not support version 1 of FSDP: set version to 2 in the "
+                "fsdp_config of the TrainingArguments"
+            )
+        if _is_sharded(model) and any(_is_of_peft(kind) for kind in type(model).__mro__):
+            raise ConfigurationError(
+                "MemoryCheckpoint does not support PEFT with fsdp: remove fsdp from the "
+                "TrainingArguments, or save the state with ddp_trainer.memory.save"
+            )
+        if self._sharded is not None:
+            into = {"model": model.state_dict(), "optimizer": parts["optimizer"].state_dict()}
+            found = self._sharded.read(
+                {**dict.fromkeys(_AT_THE_FOLDER, LEFT_OUT), "scheduler": None, **into}
+            )
+            parts["optimizer"].load_state_dict(found["optimizer"])
+            parts["lr_scheduler"].load_state_dict(found["scheduler"])
+            self._sharded = None
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, *_: object, **parts: Any
@@ -84,32 +122,31 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
         if Volume.from_env(os.environ) is None or state.global_step % self._every_steps:
             return
         model = parts["model"]
-        generators: list[Any] = [_generators()] * args.world_size
-        if dist.is_initialized():
-            dist.all_gather_object(generators, generators[0])
-        snapshot = {
-            "model": getattr(model, "module", model).state_dict(),
+        snapshot: dict[str, Any] = {
             "optimizer": parts["optimizer"].state_dict(),
             "scheduler": parts["lr_scheduler"].state_dict(),
-            "generators": generators,
             "state": json.dumps(dataclasses.asdict(state)),
         }
-        save(state.global_step, snapshot, replicated=True)
+        own = generators.states()
+        if _is_sharded(model):
+            weights = model.state_dict()
+            snapshot |= {"model": weights, "names": list(weights), "generators": own}
+            save(state.global_step, snapshot)
+        else:
+            of_all: list[Any] = [own] * args.world_size
+            if dist.is_initialized():
+                dist.all_gather_object(of_all, own)
+            weights = getattr(model, "module", model).state_dict()
+            snapshot |= {"model": weights, "generators": of_all}
+            save(state.global_step, snapshot, replicated=True)
 
 
-def _generators() -> dict[str, Any]:
-    """Return the states of this rank's random number generators, as a `Trainer` saves them."""
-    states: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "cpu": torch.random.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        is_distributed = dist.is_initialized()
-        states["cuda"] = (
-            torch.cuda.get_rng_state_all() if is_distributed else torch.cuda.get_rng_state()
-        )
-    return states
+def _is_sharded(model: torch.nn.Module) -> bool:
+    return any(is_dtensor(parameter) for parameter in model.parameters())
+
+
+def _is_of_peft(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "peft"
 
 
 def _write(folder: Path, snapshot: dict[str, Any]) -> None:
@@ -119,8 +156,25 @@ def _write(folder: Path, snapshot: dict[str, Any]) -> None:
     torch.save(snapshot["model"], folder / "pytorch_model.bin")
     torch.save(snapshot["optimizer"], folder / "optimizer.pt")
     torch.save(snapshot["scheduler"], folder / "scheduler.pt")
-    generators = snapshot["generators"]
-    for rank, states in enumerate(generators):
-        name = f"rng_state_{rank}.pth" if len(generators) > 1 else "rng_state.pth"
-        torch.save(states, folder / name)
+    of_all = snapshot["generators"]
+    for rank, states in enumerate(of_all):
+        torch.save(states, folder / _of_rank(rank, len(of_all)))
     (folder / "trainer_state.json").write_text(snapshot["state"])
+
+
+def _write_position(folder: Path, snapshot: dict[str, Any], environment: Environment) -> None:
+    """Write a checkpoint of which the `Trainer` loads position and generators, but no weights."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    # A Trainer insists on weights: it finds all their names in a file that has none of them.
+    file = "pytorch_model-00001-of-00001.bin"
+    torch.save({}, folder / file)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(snapshot["names"], file)}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    size = environment.placement.world_size
+    torch.save(snapshot["generators"], folder / _of_rank(environment.rank, size))
+    (folder / "trainer_state.json").write_text(snapshot["state"])
+
+
+def _of_rank(rank: int, world_size: int) -> str:
+    return f"rng_state_{rank}.pth" if world_size > 1 else "rng_state.pth"

@@ -6,7 +6,8 @@
     trainer = Trainer(..., callbacks=[memory_checkpoint])
     trainer.fit(model, loader, ckpt_path=memory_checkpoint.path() or newest_checkpoint)
 
-It needs plain DDP: with FSDP or DeepSpeed, a rank has only a part of the model.
+With `ModelParallelStrategy`, each rank saves its own part of the model and the optimizer, its
+loader's state and its random generators. With DDP, all ranks save the same state.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ import os
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.plugins.io import CheckpointIO
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_optimizer_state_dict
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.memory.loading import load
+from ddp_trainer.memory import generators
+from ddp_trainer.memory.loading import FoundSnapshot, find
 from ddp_trainer.memory.saving import save
 from ddp_trainer.memory.volume import Volume
 
@@ -38,11 +46,12 @@ class MemoryCheckpoint(Callback):  # type: ignore[misc]
         self._every_steps = every_steps
         self._newest = 0
         """Step of the newest snapshot."""
-        self._found: dict[str, Any] | None = None
-        """The checkpoint to resume from, until Lightning loads it."""
-        self._is_saving = False
-        self._made: dict[str, Any] = {}
-        """The checkpoint to save."""
+        self._found: FoundSnapshot | None = None
+        """The snapshot to resume from, until Lightning loads it."""
+        self._strategy: Strategy | None = None
+        """The one that gives this callback the snapshots."""
+        self._generators: dict[str, Any] | None = None
+        """States to continue with at the next step."""
 
     def path(self) -> str | None:
         """Return the `ckpt_path` for the newest snapshot; None if there is none in memory.
@@ -53,26 +62,30 @@ class MemoryCheckpoint(Callback):  # type: ignore[misc]
         Raises:
             NoSnapshotError: the other ranks resume from a snapshot that this one does not get.
         """
-        found = load()
-        if found is None:
-            return None
-        self._found = found[1]
-        return _PATH
+        self._found = find()
+        return None if self._found is None else _PATH
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Let Lightning load the snapshot, and refuse trainings that split their state."""
+        """Let Lightning save and load snapshots, and refuse unknown ways to split the state."""
         if Volume.from_env(os.environ) is None:
             return
         strategy = trainer.strategy
         if isinstance(strategy, DeepSpeedStrategy) or not isinstance(
-            strategy, DDPStrategy | SingleDeviceStrategy
+            strategy, DDPStrategy | SingleDeviceStrategy | ModelParallelStrategy
         ):
             raise ConfigurationError(
                 f"MemoryCheckpoint does not support {type(strategy).__name__}: use "
-                'strategy="ddp", or save the state with ddp_trainer.memory.save'
+                'strategy="ddp" or ModelParallelStrategy, or save the state with '
+                "ddp_trainer.memory.save"
             )
-        if not isinstance(strategy.checkpoint_io, _MemoryIO):
-            strategy.checkpoint_io = _MemoryIO(strategy.checkpoint_io, self)
+        if not getattr(strategy, "_save_distributed_checkpoint", True):
+            raise ConfigurationError(
+                "MemoryCheckpoint does not support save_distributed_checkpoint=False: remove it "
+                "from ModelParallelStrategy"
+            )
+        if strategy is not self._strategy:
+            self._strategy = strategy
+            self._intercept(strategy)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Note the step, and refuse optimizers that split their state."""
@@ -85,53 +98,63 @@ class MemoryCheckpoint(Callback):  # type: ignore[misc]
                 "part of its state"
             )
 
+    def on_train_batch_start(self, *_: object) -> None:
+        """Restore the generators, because loaders have used them since the snapshot was loaded."""
+        if self._generators is not None:
+            generators.restore(self._generators)
+            self._generators = None
+
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         """Save a snapshot if it is time."""
         step = trainer.global_step
         if step - self._newest < self._every_steps or Volume.from_env(os.environ) is None:
             return
         self._newest = step
-        self._is_saving = True
         trainer.save_checkpoint(_PATH, weights_only=False)
-        self._is_saving = False
-        save(step, self._made, replicated=True)
-        self._made = {}
 
-    def on_save_checkpoint(self, *parts: Any) -> None:
-        """Note the content of a snapshot, which is complete when `save_checkpoint` returns.
+    def _intercept(self, strategy: Strategy) -> None:
+        """Take the strategy's snapshots, and leave all files to it."""
+        save_file, load_file = strategy.save_checkpoint, strategy.load_checkpoint
 
-        All ranks make it, but Lightning gives only that of rank 0 to storage.
+        def save_checkpoint(
+            checkpoint: dict[str, Any], filepath: Any, *args: Any, **kw: Any
+        ) -> None:
+            if filepath == _PATH:
+                self._save(checkpoint)
+            else:
+                save_file(checkpoint, filepath, *args, **kw)
+
+        def load_checkpoint(checkpoint_path: Any, *args: Any, **kw: Any) -> dict[str, Any]:
+            if checkpoint_path == _PATH:
+                return self._load(strategy)
+            found: dict[str, Any] = load_file(checkpoint_path, *args, **kw)
+            return found
+
+        strategy.save_checkpoint, strategy.load_checkpoint = save_checkpoint, load_checkpoint
+
+    def _save(self, checkpoint: dict[str, Any]) -> None:
+        """Save a checkpoint; Lightning makes it in all ranks."""
+        snapshot = {"model": checkpoint.pop("state_dict"), "rest": checkpoint}
+        if isinstance(self._strategy, ModelParallelStrategy):
+            save(self._newest, snapshot | {"generators": generators.states()})
+        else:
+            save(self._newest, snapshot, replicated=True)
+
+    def _load(self, strategy: Strategy) -> dict[str, Any]:
+        """Return the checkpoint to resume from, which belongs to the caller.
+
+        The strategy has sharded the model already, which receives its part.
         """
-        if self._is_saving:
-            *_, self._made = parts
-
-    def take(self) -> dict[str, Any]:
-        """Return the checkpoint to resume from, which belongs to the caller."""
         found, self._found = self._found, None
         if found is None:
             raise ValueError("call path() before each Trainer.fit that resumes from memory")
-        return found
-
-
-class _MemoryIO(CheckpointIO):  # type: ignore[misc]
-    """Takes snapshots from the callback, and leaves all files to Lightning."""
-
-    def __init__(self, files: CheckpointIO, callback: MemoryCheckpoint) -> None:
-        self._files = files
-        self._callback = callback
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *args: Any, **kw: Any) -> None:
-        if path != _PATH:  # the callback saves it in all ranks
-            self._files.save_checkpoint(checkpoint, path, *args, **kw)
-
-    def load_checkpoint(self, path: Any, *args: Any, **kw: Any) -> dict[str, Any]:
-        if path == _PATH:
-            return self._callback.take()
-        found: dict[str, Any] = self._files.load_checkpoint(path, *args, **kw)
-        return found
-
-    def remove_checkpoint(self, path: Any) -> None:
-        self._files.remove_checkpoint(path)
-
-    def teardown(self) -> None:
-        self._files.teardown()
+        if not isinstance(strategy, ModelParallelStrategy):
+            snapshot = found.read()
+            return {**snapshot["rest"], "state_dict": snapshot["model"]}
+        weights = get_model_state_dict(strategy.model)
+        snapshot = found.read({"model": weights, "rest": None, "generators": None})
+        self._generators = snapshot["generators"]
+        rest: dict[str, Any] = snapshot["rest"]
+        for optimizer, state in zip(strategy.optimizers, rest.pop("optimizer_states"), strict=True):
+            set_optimizer_state_dict(strategy.model, optimizer, optim_state_dict=state)
+        return rest
