@@ -58,6 +58,7 @@ def test_trainer_of_hugging_face(
         huggingface.MemoryCheckpoint().on_train_begin(arguments, model=model)
 
 
+@pytest.mark.nightly
 def test_trainer_of_lightning() -> None:
     from ddp_trainer.memory.lightning import MemoryCheckpoint  # noqa: PLC0415 - as above
     from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy  # noqa: PLC0415
