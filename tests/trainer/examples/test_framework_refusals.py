@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,11 +52,38 @@ def test_trainer_of_hugging_face(
 
     monkeypatch.setattr(huggingface, "_is_sharded", lambda _: True)
     arguments: Any = SimpleNamespace(deepspeed=deepspeed)
-    if not error:
-        huggingface.MemoryCheckpoint().on_train_begin(arguments, model=model)
-        return
-    with pytest.raises(ConfigurationError, match=error):
-        huggingface.MemoryCheckpoint().on_train_begin(arguments, model=model)
+    with pytest.raises(ConfigurationError, match=error) if error else nullcontext():
+        huggingface.MemoryCheckpoint().on_train_begin(arguments, None, model=model)
+
+
+def test_trainer_of_hugging_face_that_does_not_begin_at_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ddp_trainer.memory import huggingface  # noqa: PLC0415 - as above
+
+    placement = SimpleNamespace(job_uid="7d1f", node_rank=0, world_size=2)
+    parts = {"generators": {}, "state": "{}", "names": ["weight"]}
+    found = SimpleNamespace(
+        step=5,
+        replicated=False,
+        environment=SimpleNamespace(local_rank=1, rank=1, placement=placement),
+        read=lambda _: parts,
+    )
+    monkeypatch.setattr(huggingface, "find", lambda: found)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    callback = huggingface.MemoryCheckpoint()
+    folder = callback.folder()
+    assert folder == str(tmp_path / "ddp-memory-7d1f-0-1")
+    assert sorted(file.name for file in Path(folder).iterdir()) == [
+        "pytorch_model-00001-of-00001.bin",
+        "pytorch_model.bin.index.json",
+        "rng_state_1.pth",
+        "trainer_state.json",
+    ]
+    arguments: Any = SimpleNamespace(deepspeed=None)
+    state: Any = SimpleNamespace(global_step=0)
+    with pytest.raises(ConfigurationError, match="is of step 5: pass the folder as resume_from"):
+        callback.on_train_begin(arguments, state, model=torch.nn.Linear(1, 1))
 
 
 @pytest.mark.nightly

@@ -51,7 +51,7 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
         self._every_steps = every_steps
         self._folder: Path | None = None
         self._sharded: FoundSnapshot | None = None
-        """The snapshot of a sharded model, until it is loaded."""
+        """The snapshot of a sharded model; a Trainer may begin several times before a step."""
 
     def folder(self) -> str | None:
         """Return a checkpoint folder of the newest snapshot; None if there is none in memory.
@@ -83,7 +83,9 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
             _write_position(self._folder, found.read(into), environment)
         return str(self._folder)
 
-    def on_train_begin(self, args: TrainingArguments, *_: object, **parts: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, *_: object, **parts: Any
+    ) -> None:
         """Load a sharded snapshot, and refuse trainings whose state cannot be saved."""
         if Volume.from_env(os.environ) is None:
             return
@@ -104,13 +106,7 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
                 "TrainingArguments, or save the state with ddp_trainer.memory.save"
             )
         if self._sharded is not None:
-            into = {"model": model.state_dict(), "optimizer": parts["optimizer"].state_dict()}
-            found = self._sharded.read(
-                {**dict.fromkeys(_AT_THE_FOLDER, LEFT_OUT), "scheduler": None, **into}
-            )
-            parts["optimizer"].load_state_dict(found["optimizer"])
-            parts["lr_scheduler"].load_state_dict(found["scheduler"])
-            self._sharded = None
+            self._load(self._sharded, state, **parts)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, *_: object, **parts: Any
@@ -118,7 +114,7 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
         """Save a snapshot if it is time."""
         if self._folder is not None:  # all ranks have read it: they have trained a step together
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+            self._folder = self._sharded = None
         if Volume.from_env(os.environ) is None or state.global_step % self._every_steps:
             return
         model = parts["model"]
@@ -139,6 +135,18 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
             weights = getattr(model, "module", model).state_dict()
             snapshot |= {"model": weights, "generators": of_all}
             save(state.global_step, snapshot, replicated=True)
+
+    def _load(self, found: FoundSnapshot, state: TrainerState, **parts: Any) -> None:
+        """Load a sharded snapshot; the `Trainer` has taken its position from the folder."""
+        if state.global_step != found.step:
+            raise ConfigurationError(
+                f"the Trainer begins at step {state.global_step}, but MemoryCheckpoint.folder() "
+                f"is of step {found.step}: pass the folder as resume_from_checkpoint"
+            )
+        into = {"model": parts["model"].state_dict(), "optimizer": parts["optimizer"].state_dict()}
+        saved = found.read({**dict.fromkeys(_AT_THE_FOLDER, LEFT_OUT), "scheduler": None, **into})
+        parts["optimizer"].load_state_dict(saved["optimizer"])
+        parts["lr_scheduler"].load_state_dict(saved["scheduler"])
 
 
 def _is_sharded(model: torch.nn.Module) -> bool:
