@@ -180,7 +180,7 @@ def ended(
     "name",
     [
         "hugging face",
-        "accelerate in memory",
+        pytest.param("accelerate in memory", marks=pytest.mark.nightly),
         pytest.param("accelerate", marks=pytest.mark.nightly),
         pytest.param("hugging face in memory", marks=pytest.mark.nightly),
     ],
