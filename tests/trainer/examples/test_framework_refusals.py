@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,7 +52,9 @@ def test_trainer_of_hugging_face(
 
     monkeypatch.setattr(huggingface, "_is_sharded", lambda _: True)
     arguments: Any = SimpleNamespace(deepspeed=deepspeed)
-    with pytest.raises(ConfigurationError, match=error) if error else nullcontext():
+    refusal = pytest.raises(ConfigurationError, match=error)
+    expected: AbstractContextManager[object] = refusal if error else nullcontext()
+    with expected:
         huggingface.MemoryCheckpoint().on_train_begin(arguments, None, model=model)
 
 
