@@ -290,7 +290,7 @@ def test_sharded_training_equals_itself_after_twenty_random_losses(
     print(f"seed {seed}")
     dice = random.Random(seed)
     kills = [Kill(dice.randrange(2), dice.randint(0, 12), dice.random() / 20) for _ in range(20)]
-    begins = lose(tmp_path, SCRIPTS[name], kills, steps=500)
+    begins = lose(tmp_path, SCRIPTS[name], kills, steps=300)
     assert len(begins) == 21
     assert begins == sorted(begins)
     assert {begin % 5 for begin in begins} == {1}
