@@ -282,7 +282,7 @@ def test_sharded_training_resumes_to_the_bit_after_a_loss(name: str, tmp_path: P
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "lightning"])
 def test_sharded_training_equals_itself_after_twenty_random_losses(
     name: str, tmp_path: Path
 ) -> None:
