@@ -1,4 +1,4 @@
-"""Detects checkpoints that ranks saved on the pod's own disk."""
+"""Detects checkpoints that ranks saved on the pod's own disk, and only there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
+
+from ddp_trainer.memory.dcp_files.folders import SavedFolders
 
 LOCAL_PATHS = "DDP_LOCAL_PATHS"
 """Paths on the pod's own disk, separated by colons; the operator sets it."""
@@ -16,17 +18,23 @@ _MAX_ENTRIES = 1000
 class LocalCheckpoints:
     """Paths on the pod's own disk, and whether ranks wrote to them since the launcher started."""
 
-    def __init__(self, paths: Sequence[str], *, since: float) -> None:
-        """`since`: Unix time; older files are not from these ranks."""
+    def __init__(
+        self, paths: Sequence[str], *, since: float, in_memory: SavedFolders | None = None
+    ) -> None:
+        """`since`: Unix time; older files are not from these ranks.
+
+        `in_memory`: checkpoints that other pods have, too; None: there are none.
+        """
         self._paths = paths
         self._since = since
+        self._in_memory = in_memory
         self._found = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> LocalCheckpoints:
         """Read DDP_LOCAL_PATHS; without it nothing is found."""
         paths = [path for path in env.get(LOCAL_PATHS, "").split(":") if path]
-        return cls(paths, since=time.time())
+        return cls(paths, since=time.time(), in_memory=SavedFolders.from_env(env))
 
     @property
     def may_come(self) -> bool:
@@ -47,7 +55,8 @@ class LocalCheckpoints:
                 path = left.pop()
                 seen += 1
                 if not os.path.isdir(path):
-                    if os.stat(path).st_mtime >= self._since:
+                    is_new = os.stat(path).st_mtime >= self._since
+                    if is_new and not (self._in_memory and self._in_memory.have(path)):
                         return True
                     continue
                 with os.scandir(path) as entries:

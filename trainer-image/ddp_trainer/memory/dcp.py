@@ -92,7 +92,16 @@ class Writer(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:  # noqa: ARG002
-        """Save the snapshot.
+        """Save the snapshot; see `save`."""
+        self.save(self._items, planner)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([])
+        return done
+
+    def save(self, items: Sequence[WriteItem], planner: SavePlanner, **more: str) -> None:
+        """Save the snapshot of these items, which must be all of this rank.
+
+        `more`: what else is in the snapshot.
 
         Raises:
             TypeError: the state contains something that cannot be saved; the message says where.
@@ -100,7 +109,7 @@ class Writer(StorageWriter):
         """
         tensors: dict[str, list[Any]] = {}
         objects: dict[str, Any] = {}
-        for item in self._items:
+        for item in items:
             name, data = item.index.fqn, planner.resolve_data(item)
             if isinstance(data, io.BytesIO):
                 # Only this process has written these bytes. A snapshot contains no pickle.
@@ -112,11 +121,8 @@ class Writer(StorageWriter):
             if self._replicated and chunk.sizes != size:
                 raise ValueError(f"{name} is sharded: leave out Writer(replicated=True)")
             tensors.setdefault(name, []).append([list(size), list(chunk.offsets), data])
-        state = {"tensors": tensors, "objects": objects}
+        state = {"tensors": tensors, "objects": objects, **more}
         self.saved = save(self._step, state, replicated=self._replicated)
-        done: Future[list[WriteResult]] = Future()
-        done.set_result([])
-        return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Do nothing: each snapshot is complete, and the launchers agree on a step."""

@@ -24,7 +24,6 @@ from ddp_protocol.message import from_json
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.memory.file_format import DamagedSnapshotError, decode
 from ddp_trainer.memory.progress import StatusFileWriter
-from ddp_trainer.memory.restoration import MismatchError, Restoration
 from ddp_trainer.memory.volume import DIRECTORY_VARIABLE, SnapshotName, Volume
 from ddp_trainer.process_group.admission import Request, send
 from ddp_trainer.settings.environment import Environment, Placement
@@ -191,6 +190,9 @@ def read(volume: Volume, environment: Environment, path: Path, into: Any = None)
         NoSnapshotError: the file is not this rank's snapshot, or damaged, or gone.
         MismatchError: it does not fit `into`.
     """
+    # A rank that only asks for the decision does not need torch yet.
+    from ddp_trainer.memory.restoration import MismatchError, Restoration  # noqa: PLC0415
+
     placement = environment.placement
     try:
         if not path.is_relative_to(volume.directory):

@@ -29,6 +29,7 @@ from ddp_trainer.launcher.ranks.forkserver import fork_ranks
 from ddp_trainer.telemetry.hook.sitecustomize import (
     answer_with_stacks,
     answer_with_traces,
+    keep_checkpoints,
     wait_for_gloo_at_exit,
 )
 
@@ -96,6 +97,7 @@ def serve(channel: socket.socket, program: Sequence[str]) -> None:
         wait_for_gloo_at_exit()
         answer_with_stacks()
         answer_with_traces()
+        keep_checkpoints()
         _seed_generators()
         sys.path[:0] = here
         run(program)

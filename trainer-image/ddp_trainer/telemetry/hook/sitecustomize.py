@@ -1,5 +1,5 @@
 """Lets any Python process below the launcher show its stacks and collectives, and end without a
-crash.
+crash. A rank's process also keeps its checkpoints in memory, if the job wants that.
 
 Python imports the first module of this name when it starts. It may be another Python than the
 launcher's. So this module needs only the standard library, and hides its errors. A `sitecustomize`
@@ -32,6 +32,8 @@ _GLOO_THREAD = "pt_gloo"
 """Name of the threads in which torch's gloo runs collectives."""
 _GLOO_SECONDS = 5.0
 _LOOK_SECONDS = 0.002
+_MEMORY_VARIABLES = ("DDP_MEMORY_DIR", "DDP_CHECKPOINTS_IN_MEMORY")
+"""As in `memory.volume` and `memory.dcp_files.folders`."""
 
 
 def stacks_file(status_file: str, pid: int) -> str:
@@ -207,6 +209,22 @@ def _all_sleep(threads: dict[str, tuple[str, str]]) -> bool:
     return all(state == "S" for state, _ in threads.values())
 
 
+def keep_checkpoints() -> None:
+    """Prepare a rank of a job that keeps its checkpoints in memory; see `memory.dcp_files`.
+
+    Raises:
+        SystemExit: the rank must not start.
+    """
+    if "RANK" not in os.environ or not all(map(os.environ.get, _MEMORY_VARIABLES)):
+        return
+    try:
+        begin = importlib.import_module("ddp_trainer.memory.dcp_files.start").begin
+    except Exception as error:  # a Python too old for the launcher's modules
+        print(f"ddp_trainer: no checkpoints are kept in memory: {error}", file=sys.stderr)
+        return
+    begin(os.environ)
+
+
 def _run_the_next() -> None:
     """Run the image's own `sitecustomize`, which this one hides."""
     here, this = os.path.dirname(os.path.abspath(__file__)), sys.modules.pop(__name__)
@@ -226,3 +244,8 @@ if __name__ == "sitecustomize":
     answer_with_stacks()
     sys.meta_path.insert(0, _AnswerWithTorch())
     _run_the_next()
+    try:
+        keep_checkpoints()  # last: the image's `sitecustomize` may say where modules are
+    except SystemExit as ended:  # Python would take it for a broken `sitecustomize`
+        sys.stderr.flush()
+        os._exit(int(ended.code or 0))
