@@ -9,6 +9,7 @@ from itertools import islice
 from posixpath import normpath
 from typing import Any, Final, NamedTuple, Self
 
+from ddp_operator.api.constants import ENV_CHECKPOINTS_IN_MEMORY
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.rules.trainer import pod_spec
 from ddp_operator.api.spec import DDPJobSpec
@@ -58,6 +59,20 @@ def named_paths(spec: DDPJobSpec) -> Sequence[str]:
     named = any(each in word for word in words for each in where)
     found = [spec.checkpoint.path] if named and dies_with_pods(spec) else []
     return list(dict.fromkeys([*found, *_on_empty_dirs(spec)]))[:MAX_PATHS]
+
+
+def lost_paths(spec: DDPJobSpec) -> Sequence[str]:
+    """Return those of the named paths that `spec.memoryCheckpoint` does not keep in memory."""
+    named = named_paths(spec)
+    if spec.memory_checkpoint is None:
+        return named
+    words = _words(trainer_container(spec.template))
+    kept = [_normal(word) for before, word in words if before == ENV_CHECKPOINTS_IN_MEMORY]
+    return [path for path in named if not any(_is_below(_normal(path), folder) for folder in kept)]
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
 
 
 def _on_empty_dirs(spec: DDPJobSpec) -> Iterator[str]:

@@ -4,7 +4,8 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from ddp_operator.api.local_paths import dies_with_pods, local_paths, named_paths
+from ddp_operator.api.local_paths import dies_with_pods, local_paths, lost_paths, named_paths
+from ddp_operator.api.spec.checkpoint import MemoryCheckpoint
 from ddp_operator.job.pods.environment import environment
 from ddp_operator.job.pods.state import Identity
 
@@ -73,6 +74,27 @@ def test_output_paths_in_the_environment() -> None:
     env = [{"name": "SNAPSHOT", "value": "/own/s"}, {"name": "HF_HOME", "value": "/own/hub"}]
     parsed = spec(OWN, "/own", "python", "train.py", env=[*env, {"name": "N", "valueFrom": {}}])
     assert list(named_paths(parsed)) == ["/own/s"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "lost"),
+    [
+        ("/own/ckpt", ["/own/best.pt"]),
+        ("/own/ckpt/", ["/own/best.pt"]),
+        ("/own", []),
+        ("/own/ck", ["/own/ckpt/run", "/own/best.pt"]),
+    ],
+)
+def test_paths_that_memory_keeps_are_not_lost(folder: str, lost: list[str]) -> None:
+    argv = ["python", "t.py", "--save-dir", "/own/ckpt/run", "--save", "/own/best.pt"]
+    env = [{"name": "DDP_CHECKPOINTS_IN_MEMORY", "value": folder}]
+    parsed = spec(OWN, "/own", *argv, env=env)
+    named = set(named_paths(parsed))
+    assert set(lost_paths(parsed)) == named, "without memoryCheckpoint, nothing keeps them"
+    assert folder.rstrip("/") in local_paths(parsed), "the launcher keeps nothing else"
+    memory = MemoryCheckpoint.model_validate({"sizeLimit": "1Gi"})
+    kept = parsed.model_copy(update={"memory_checkpoint": memory})
+    assert set(lost_paths(kept)) - {folder} == set(lost)
 
 
 def test_job_of_one_pod_has_no_local_paths() -> None:

@@ -109,3 +109,11 @@ def test_checkpoint_path_in_a_pod_warns_at_the_first_start() -> None:
     for fields in ({"checkpoint": shared, "replicas": 2}, {"replicas": 1}):
         job = fresh_job(template=template(container(command=command)), **fields)
         assert event_reasons(plan(job, [], later(0))) == ["PodsCreated"]
+
+
+def test_checkpoint_path_that_memory_keeps_does_not_warn() -> None:
+    command = ["python", "train.py", "$(DDP_CHECKPOINT_DIR)"]
+    env = [{"name": "DDP_CHECKPOINTS_IN_MEMORY", "value": "/checkpoints"}]
+    made = template(container(command=command, env=env))
+    job = fresh_job(replicas=2, template=made, memoryCheckpoint={"sizeLimit": "1Gi"})
+    assert event_reasons(plan(job, [], later(0))) == ["PodsCreated"]

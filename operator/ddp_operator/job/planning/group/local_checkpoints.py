@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.local_paths import named_paths
+from ddp_operator.api.local_paths import lost_paths, named_paths
 from ddp_operator.job.membership.launchers import LauncherStates
 from ddp_operator.job.membership.world import members, scope_of
 from ddp_operator.job.planning.model import Plan
@@ -24,7 +24,7 @@ _THEN: Final = (
 
 def warnings(job: DDPJob) -> Sequence[Event]:
     """Return the warning, at the first attempt, that the template saves to a pod's own disk."""
-    paths = named_paths(job.spec) if _is_group(job) else ()
+    paths = lost_paths(job.spec) if _is_group(job) else ()
     if not paths or job.status.attempt:
         return ()
     message = f"{', '.join(paths)} is on each pod's own disk, {_THEN}"
