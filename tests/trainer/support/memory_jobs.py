@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -41,12 +41,14 @@ class MemoryJob:
         generation: int = 1,
         copies: int = 1,
         slot: int | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> WorldPod:
         """Start a pod with an empty volume; None: a spare. `slot`: of a second spare."""
         if slot is None:
             slot = self.sizes["nodes"] if node_rank is None else node_rank
         name = f"pod-{len(self.job.pods)}"
         variables = {
+            **(variables or {}),
             "DDP_GENERATION": str(generation),
             "DDP_MEMBERS": f"0-{self.sizes['nodes'] - 1}" if node_rank == 0 else "",
             "DDP_MEMORY_DIR": str(self.volumes / name),
