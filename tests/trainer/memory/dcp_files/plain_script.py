@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ class Training(Stateful):
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
-        return loss.item()
+        return float(loss.item())
 
 
 def newest(folder: str) -> int:
@@ -82,10 +81,11 @@ def main(how: str, folder: Path) -> None:
     training = Training(seed=1)
     state = {"training": training}
     if step := newest(checkpoints):
-        dcp.load(state, checkpoint_id=os.path.join(checkpoints, f"step-{step}"))
+        path = os.path.join(checkpoints, f"step-{step}")
+        dcp.load(state, checkpoint_id=path)  # type: ignore[attr-defined]
     print(f"rank {rank} begins after step {training.step}, found {step}", flush=True)
     (folder / f"{rank}.{generation}").write_text(f"{os.getpid()} {training.step} {step}")
-    saving: Future[Any] | None = None
+    saving: Any = None
     saving_group = dist.new_group(backend="gloo")
     with open(folder / f"losses-{rank}", "a") as losses:
         while training.step < STEPS:
@@ -96,9 +96,11 @@ def main(how: str, folder: Path) -> None:
             if how == "async_save":
                 if saving is not None:
                     saving.result()
-                saving = dcp.async_save(state, checkpoint_id=path, process_group=saving_group)
+                saving = dcp.async_save(  # type: ignore[attr-defined]
+                    state, checkpoint_id=path, process_group=saving_group
+                )
             else:
-                dcp.save(state, checkpoint_id=path)
+                dcp.save(state, checkpoint_id=path)  # type: ignore[attr-defined]
     if saving is not None:
         saving.result()
     undisturbed = Training(seed=1)

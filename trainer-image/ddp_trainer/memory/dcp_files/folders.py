@@ -75,8 +75,7 @@ class SavedFolders:
             with open_regular(self._path) as file:
                 text = file.read(_MOST_BYTES + 1)
             document = json.loads(text) if len(text) <= _MOST_BYTES else None
-            if _is_valid(document):
-                return Saved(**document)
+            return _saved(document) or Saved()
         return Saved()
 
     @contextmanager
@@ -168,14 +167,14 @@ def lock(descriptor: int) -> None:
             time.sleep(_PAUSE_SECONDS)
 
 
-def _is_valid(document: object) -> bool:
+def _saved(document: object) -> Saved | None:
+    """Return the list in a document; None: it is not valid."""
     match document:
         case {
             "folders": dict(folders),
-            "generation": int(),
-            "restored": str(),
-            "step": int(),
-            **rest,
-        }:
-            return not rest and all(type(by) is int for by in folders.values())
-    return False
+            "generation": int(generation),
+            "restored": str(restored),
+            "step": int(step),
+        } if all(type(by) is int for by in folders.values()):
+            return Saved(folders, generation, restored, step)
+    return None

@@ -130,7 +130,7 @@ class _PatchAtImport:
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         if name != _MODULE:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
