@@ -71,6 +71,8 @@ if TYPE_CHECKING:
 
 _WITHOUT_WARNINGS = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """torch logs a C++ stack trace for every lost connection; the trainer logs one line."""
+_OF_ONE_RANK = frozenset({"RANK", "LOCAL_RANK"})
+"""Variables that each rank gets when it starts."""
 _MEMORY_DIRECTORY = "DDP_MEMORY_DIR"
 """As in `memory.volume`, which other launchers do not import."""
 _NO_COMMAND = frozenset(
@@ -247,7 +249,12 @@ def _checks(
 
 
 def _of_scripts(env: Mapping[str, str], status_path: Path | None) -> Mapping[str, str]:
-    """Return the variables of a script's ranks, with those for their stacks and dumps."""
+    """Return the variables of a script's ranks, with those for their stacks and dumps.
+
+    A pod of one rank has that rank's variables, too. The process that forks ranks must not, because
+    it would do what a rank does when it starts.
+    """
+    env = {name: value for name, value in env.items() if name not in _OF_ONE_RANK}
     folders = [str(HOOK), env.get("PYTHONPATH", "")]
     written = dumps.prepare(status_path, env) if status_path is not None else {}
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, folders)), **written}

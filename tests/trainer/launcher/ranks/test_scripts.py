@@ -189,6 +189,15 @@ def test_gloo_names_its_threads_as_the_launcher_expects(tmp_path: Path) -> None:
     assert {"threads 1", "threads 2"} & set(pod.log.splitlines())  # one may not run yet
 
 
+def test_process_that_forks_ranks_is_no_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator sets RANK in pods of one rank; that process would do what ranks do at start."""
+    (folder / "code" / "plain.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    ended = run(folder, sys.executable, "plain.py")
+    assert ended.stdout.splitlines() == ["imported by nobody", "rank 0"], ended.stderr
+
+
 def test_no_preload_starts_a_new_python_for_each_rank(folder: Path) -> None:
     ended = run(folder, sys.executable, "program.py", ranks=2, launcher=("--no-preload",))
     assert ended.returncode == 3

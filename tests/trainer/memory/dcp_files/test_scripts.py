@@ -51,6 +51,8 @@ class Pods:
             "STEPS": str(self.steps),
             "TEST_LAUNCHER": f"127.0.0.{1 + node_rank}",
         }
+        if self.ranks == 1:  # as the operator does
+            variables |= {"RANK": str(node_rank), "LOCAL_RANK": "0"}
         return self.job.start(node_rank, generation=self.generation, variables=variables)
 
     def train_to(self, step: int) -> None:
