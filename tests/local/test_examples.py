@@ -129,11 +129,13 @@ async def test_framework_resumes_from_memory_after_a_killed_rank(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["huggingface", "lightning"])
-async def test_framework_trains_in_two_pods(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "steps"), [("huggingface", 300), ("lightning", 600)])
+async def test_framework_trains_in_two_pods(name: str, steps: int, tmp_path: Path) -> None:
     async with running(EXAMPLES / f"{name}.yaml", tmp_path) as command:
+        await command.read_until("rank 0 | {")  # the first numbers
         assert await command.wait() == 0, command.output
-    assert re.search(r"trained +600 of 600 steps on 2 pods, loss", command.output), command.output
+    trained = rf"trained +{steps} of {steps} steps on 2 pods, loss"
+    assert re.search(trained, command.output), command.output
 
 
 @pytest.mark.nightly
