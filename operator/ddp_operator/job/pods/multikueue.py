@@ -26,6 +26,7 @@ from ddp_operator.api.constants import (
     ANNOTATION_SPEC_HASH,
     ANNOTATION_SUSPEND,
     ANNOTATION_WORKLOAD_OF,
+    LABEL_JOB_UID,
     LABEL_MULTIKUEUE_ORIGIN,
     MULTIKUEUE,
     PREBUILT_WORKLOAD,
@@ -95,6 +96,10 @@ def workload(job: DDPJob, priority: int | None, replaced: Manifest | None = None
         spec["priorityClassRef"] = {"group": group, "kind": chosen["kind"], "name": name}
         spec["priority"] = priority
     made = reference(job)
+    # From 0.18 on, Kueue finishes the Workload of a group without pods if it has a controller.
+    owners = made["metadata"]["ownerReferences"]
+    made["metadata"]["ownerReferences"] = [{**owner, "controller": False} for owner in owners]
+    made["metadata"]["labels"] |= {LABEL_JOB_UID: job.uid}
     made["metadata"]["annotations"] = {
         # In the other cluster, Kueue then sees that a pod group belongs to the copy.
         "kueue.x-k8s.io/is-group-workload": "true",

@@ -158,10 +158,12 @@ def test_time_limit_of_provisioned_nodes_reaches_their_request() -> None:
     assert not limit.keys() & workload(elsewhere(), None)["metadata"]["annotations"].keys()
 
 
-def test_job_owns_the_workload() -> None:
+def test_job_owns_the_workload_and_is_no_controller() -> None:
+    """Kueue would finish it, because its group has no pods here (`OwnerNotFound`, 0.18)."""
     made = workload(elsewhere(), None)
     [owner] = made["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["uid"], owner["controller"]) == ("DDPJob", UID, True)
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("DDPJob", UID, False)
+    assert made["metadata"]["labels"]["ddp-operator.io/job-uid"] == UID
     assert made["spec"]["queueName"] == "team"
     assert "priority" not in made["spec"]
 
