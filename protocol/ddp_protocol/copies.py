@@ -47,7 +47,7 @@ class CopyPlan:
     holders: Sequence[Sequence[int]]
     """The node ranks to which each pod copies its snapshots."""
     sources: Sequence[Sequence[int]]
-    """The node ranks of which each pod holds copies."""
+    """Each pod holds copies for these node ranks."""
 
 
 def copy_plan(order: Sequence[int], copies: int) -> CopyPlan:

@@ -45,7 +45,7 @@ class PaceStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReport(Message):
-    """What a training reports while it runs and at its end. None: unknown."""
+    """A training's numbers, as it reports them while it runs and at its end. None: unknown."""
 
     step: Count | None = None
     """Optimizer steps completed since the beginning of training."""

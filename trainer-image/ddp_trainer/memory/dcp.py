@@ -62,7 +62,7 @@ class Writer(StorageWriter):
         self._replicated = replicated
         self._items: list[WriteItem] = []
         self.saved = False
-        """Whether this rank saved it, as `ddp_trainer.memory.save` returns it."""
+        """True if this rank saved it, as `ddp_trainer.memory.save` returns it."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Refuse an ID: the step identifies a snapshot."""

@@ -38,7 +38,7 @@ from ddp_trainer.settings.environment import Environment
 _AT_THE_FOLDER = ("generators", "state", "names")
 """Parts of a sharded snapshot that the `Trainer` reads from the folder."""
 _AT_THE_BEGIN = ("model", "optimizer", "scheduler")
-"""Those that the callback loads when the training begins."""
+"""Parts that the callback loads when the training begins."""
 
 
 class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
@@ -86,7 +86,7 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, *_: object, **parts: Any
     ) -> None:
-        """Load a sharded snapshot, and refuse trainings whose state cannot be saved."""
+        """Load a sharded snapshot, and refuse a training if its state cannot be saved."""
         if Volume.from_env(os.environ) is None:
             return
         model = parts["model"]
@@ -171,7 +171,7 @@ def _write(folder: Path, snapshot: dict[str, Any]) -> None:
 
 
 def _write_position(folder: Path, snapshot: dict[str, Any], environment: Environment) -> None:
-    """Write a checkpoint of which the `Trainer` loads position and generators, but no weights."""
+    """Write a checkpoint with position and generators for the `Trainer`, but no weights."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     # A Trainer insists on weights: it finds all their names in a file that has none of them.

@@ -85,7 +85,7 @@ class FoundSnapshot:
 
     step: int
     replicated: bool
-    """Whether it was saved as a state that is the same in all ranks."""
+    """True if it was saved as a state that is the same in all ranks."""
     volume: Volume
     environment: Environment
     path: Path

@@ -26,7 +26,7 @@ from ddp_trainer.memory.state_tree import (
 _ABSENT: Any = object()
 """A part of the state for which `into` has no tensors."""
 LEFT_OUT: Any = object()
-"""Stands in `into` for a part of the state that is not loaded."""
+"""In `into`: a part of the state that is not loaded."""
 _ARRAY = re.compile(r"[<>|][biufc]\d{1,2}", re.ASCII)
 
 
@@ -72,7 +72,7 @@ class Restoration:
         return state
 
     def _look_for_tensors(self, into: object) -> bool:
-        """Note the parts whose structure matters, because of their tensors or what is left out."""
+        """Note the parts with tensors or with something left out: their structure matters."""
         if is_dtensor(into):
             self._examples[Layout.of(into)] = into
         parts: Iterable[object] = into if isinstance(into, list | tuple) else ()

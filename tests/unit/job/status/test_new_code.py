@@ -1,4 +1,4 @@
-"""Tests of progress after a person has replaced a job's code: whose numbers the status shows."""
+"""Tests of progress after a person has replaced a job's code: the status shows the new numbers."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ def seen(job: DDPJob, heard: Report | None, pod: PodState | None = None) -> DDPJ
 
 
 def trained_to_100(**fields: Any) -> tuple[DDPJob, Report]:
-    """Return a job whose first code has reported step 100 twice, and the last report."""
+    """Return a job with a first code that has reported step 100 twice, and the last report."""
     job, _ = running_job()
     job = with_code(job, 1)
     fields = {"loss": 1.0, "metrics": {"lr": 0.1}, "code": code_id(1), **fields}

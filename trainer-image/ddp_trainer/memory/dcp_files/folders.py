@@ -42,7 +42,7 @@ class Saved:
     folders: dict[str, int] = field(default_factory=dict)
     """The generation that saved a folder last, by its real path."""
     generation: int = -1
-    """The generation whose ranks agreed on what they resume from."""
+    """In this generation the ranks agreed on what they resume from."""
     restored: str = ""
     """The folder that they resume from; empty: none."""
     step: int = 0
