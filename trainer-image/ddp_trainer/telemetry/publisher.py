@@ -44,10 +44,7 @@ class Publisher:
     """Publishes for rank 0. Counters continue those of rank 0's previous process in this pod."""
 
     def __init__(
-        self,
-        file: StatusFile | None,
-        records: Sequence[Record],
-        timer: StepTimer,
+        self, file: StatusFile | None, records: Sequence[Record], timer: StepTimer
     ) -> None:
         """`file`: None if it is not served. `records`: empty if nothing is saved."""
         self._file = file
