@@ -277,12 +277,13 @@ def compare(log: str, *, steps: int) -> list[int]:
     [name if name in DAILY else pytest.param(name, marks=pytest.mark.nightly) for name in SCRIPTS],
 )
 def test_sharded_training_resumes_to_the_bit_after_a_loss(name: str, tmp_path: Path) -> None:
-    begins = lose(tmp_path, SCRIPTS[name], [Kill(rank=1, steps=6, seconds=0)], steps=14)
-    assert begins == [1, 6]
+    """It is lost in the second epoch, which has other batches."""
+    begins = lose(tmp_path, SCRIPTS[name], [Kill(rank=1, steps=16, seconds=0)], steps=26)
+    assert begins == [1, 16]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "lightning"])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_sharded_training_equals_itself_after_twenty_random_losses(
     name: str, tmp_path: Path
 ) -> None:

@@ -52,6 +52,8 @@ class MemoryCheckpoint(Callback):  # type: ignore[misc]
         """The one that gives this callback the snapshots."""
         self._generators: dict[str, Any] | None = None
         """States to continue with at the next step."""
+        self._epoch: int | None = None
+        """The epoch to continue with, until its first step."""
 
     def path(self) -> str | None:
         """Return the `ckpt_path` for the newest snapshot; None if there is none in memory.
@@ -100,6 +102,7 @@ class MemoryCheckpoint(Callback):  # type: ignore[misc]
 
     def on_train_batch_start(self, *_: object) -> None:
         """Restore the generators, because loaders have used them since the snapshot was loaded."""
+        self._epoch = None
         if self._generators is not None:
             generators.restore(self._generators)
             self._generators = None
@@ -115,6 +118,7 @@ class MemoryCheckpoint(Callback):  # type: ignore[misc]
     def _intercept(self, strategy: Strategy) -> None:
         """Take the strategy's snapshots, and leave all files to it."""
         save_file, load_file = strategy.save_checkpoint, strategy.load_checkpoint
+        process_loader = strategy.process_dataloader
 
         def save_checkpoint(
             checkpoint: dict[str, Any], filepath: Any, *args: Any, **kw: Any
@@ -130,7 +134,14 @@ class MemoryCheckpoint(Callback):  # type: ignore[misc]
             found: dict[str, Any] = load_file(checkpoint_path, *args, **kw)
             return found
 
+        def process_dataloader(loader: object) -> object:
+            # Lightning tells samplers the epoch only after it has made the first iterators.
+            if self._epoch is not None:
+                _set_epoch(loader, self._epoch)
+            return process_loader(loader)
+
         strategy.save_checkpoint, strategy.load_checkpoint = save_checkpoint, load_checkpoint
+        strategy.process_dataloader = process_dataloader
 
     def _save(self, checkpoint: dict[str, Any]) -> None:
         """Save a checkpoint; Lightning makes it in all ranks."""
@@ -150,11 +161,21 @@ class MemoryCheckpoint(Callback):  # type: ignore[misc]
             raise ValueError("call path() before each Trainer.fit that resumes from memory")
         if not isinstance(strategy, ModelParallelStrategy):
             snapshot = found.read()
+            self._epoch = snapshot["rest"]["epoch"]
             return {**snapshot["rest"], "state_dict": snapshot["model"]}
         weights = get_model_state_dict(strategy.model)
         snapshot = found.read({"model": weights, "rest": None, "generators": None})
         self._generators = snapshot["generators"]
         rest: dict[str, Any] = snapshot["rest"]
+        self._epoch = rest["epoch"]
         for optimizer, state in zip(strategy.optimizers, rest.pop("optimizer_states"), strict=True):
             set_optimizer_state_dict(strategy.model, optimizer, optim_state_dict=state)
         return rest
+
+
+def _set_epoch(loader: object, epoch: int) -> None:
+    """Tell a loader's samplers which epoch it is, if they shuffle by it."""
+    batches = getattr(loader, "batch_sampler", None)
+    for sampler in (getattr(loader, "sampler", None), getattr(batches, "sampler", None)):
+        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+            set_epoch(epoch)
