@@ -23,18 +23,18 @@ import hashlib, json, os, signal, threading, torch
 rank, generation = int(os.environ["RANK"]), int(os.environ["DDP_GENERATION"])
 kills, steps = json.loads(os.environ["KILLS"]), int(os.environ["STEPS"])
 kill = kills[generation - 1] if generation <= len(kills) else None
-first = None
+begun = None
 def begin(step):
     "Give each rank other random numbers."
     if step == 1:
         torch.manual_seed(rank)
 def record(kind, step, loss):
     "Print the loss to the bit, and die if it is time."
-    global first
-    first = step if first is None else first
+    global begun
+    begun = step if begun is None else begun
     line = f"generation {generation} rank {rank} step {step} loss {float(loss).hex()}"
     print(f"{kind}: {line}", flush=True)
-    if kind == "disturbed" and kill is not None and kill[:2] == [rank, step - first]:
+    if kind == "disturbed" and kill is not None and kill[:2] == [rank, step - begun]:
         if not kill[2]:
             os.kill(os.getpid(), signal.SIGKILL)
         threading.Timer(kill[2], os.kill, (os.getpid(), signal.SIGKILL)).start()
