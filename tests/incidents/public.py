@@ -58,9 +58,10 @@ def _damage_checkpoint(scene: Scene) -> None:
     after = scene.pod(0)["metadata"]["name"]
     scene.wait_for_steps()
     first = next(step.step for step in scene.steps()[0] if step.pod == after)
-    if scene.plain and first > 1:  # it has one checkpoint alone
+    if not scene.plain:
+        assert 1 < first <= damaged, f"resumed at {first}; the checkpoint of {damaged} is damaged"
+    elif first > 1:  # it has one checkpoint alone
         raise SpoiledError("trains on with a damaged weight")
-    assert scene.plain or 1 < first <= damaged, f"resumed at {first}; that of {damaged} is damaged"
 
 
 def _first_weight(file: Path) -> int:

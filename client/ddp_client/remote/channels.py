@@ -28,6 +28,17 @@ _CLOSE: Final = 255
 _FAILURES: Final = (aiohttp.ClientError, OSError)
 _PIECE: Final = 32 * 1024
 """Bytes sent at once: less than any proxy refuses."""
+RECEIVE: Final = """
+import sys
+def receive(file, left):
+    while left:
+        piece = sys.stdin.buffer.read1(min(left, 65536))
+        if not piece:
+            sys.exit("the connection ended early")
+        file.write(piece)
+        left -= len(piece)
+"""
+"""Begins a program for a pod: writes so many bytes of its input to a file."""
 
 
 class Stream(IntEnum):

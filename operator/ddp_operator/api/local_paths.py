@@ -40,7 +40,7 @@ def is_lost_with_pod(spec: DDPJobSpec, path: str) -> bool:
     `path`: of the file; empty: somewhere in spec.checkpoint.path.
     """
     where = _normal(spec.checkpoint.path)
-    if not path or f"{_normal(path)}/".startswith(f"{where}/"):
+    if not path or _is_below(_normal(path), where):
         return dies_with_pods(spec)
     return _Mounts.of(spec).is_lost(path) is True
 

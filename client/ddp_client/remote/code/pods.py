@@ -12,7 +12,7 @@ from ddp_operator.kube.errors import AnswerTooLargeError
 from ddp_operator.ports import ClusterError, ConflictError, Key, Manifest
 from ddp_protocol.code_archive import ROOT, SENT
 
-from ddp_client.remote.channels import run_in_pod
+from ddp_client.remote.channels import RECEIVE, run_in_pod
 from ddp_client.remote.cluster import Cluster, listed
 from ddp_client.remote.submission import create_config_map, owned_by
 from ddp_client.views.refused import RefusedError
@@ -27,18 +27,14 @@ _KEPT: Final = 3
 _NO_LAUNCHER: Final = 4
 _LIMIT: Final = 4096
 _PROGRAM: Final = f"""
-import os, sys
+{RECEIVE}
+import os
 folder, name, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if not os.path.isdir(folder):
     sys.exit({_NO_LAUNCHER})
 path = os.path.join(folder, name)
 with open(path + ".part", "wb") as file:
-    while left:
-        piece = sys.stdin.buffer.read1(min(left, 65536))
-        if not piece:
-            sys.exit("the connection ended early")
-        file.write(piece)
-        left -= len(piece)
+    receive(file, left)
 os.replace(path + ".part", path)
 paths = [os.path.join(folder, name) for name in os.listdir(folder)]
 for old in sorted(paths, key=os.path.getmtime)[:-{_KEPT}]:

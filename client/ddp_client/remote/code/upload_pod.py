@@ -8,6 +8,7 @@ from ddp_operator.job.pods.containers import decisive_state, waiting_reason
 from ddp_operator.ports import Manifest
 from ddp_protocol.code_archive import GZIP
 
+from ddp_client.remote.channels import RECEIVE
 from ddp_client.submit.code import CONTAINER, STORE_PATH, STORE_VOLUME
 from ddp_client.submit.mounts import Mount
 
@@ -20,7 +21,8 @@ MISSING: Final = 3
 _OF_THE_JOB: Final = ("securityContext", "serviceAccountName", "imagePullSecrets", "tolerations")
 
 PROGRAM: Final = f"""
-import contextlib, hashlib, os, sys, tempfile, time, zlib
+{RECEIVE}
+import contextlib, hashlib, os, tempfile, time, zlib
 path, digest, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
 folder = os.path.dirname(path)
 
@@ -47,12 +49,7 @@ for name in os.listdir(folder):
 number, part = tempfile.mkstemp(".part", "", folder)
 try:
     with os.fdopen(number, "wb") as file:
-        while left:
-            piece = sys.stdin.buffer.read1(min(left, 65536))
-            if not piece:
-                sys.exit("the connection ended early")
-            file.write(piece)
-            left -= len(piece)
+        receive(file, left)
         file.flush()
         os.fsync(file.fileno())
     if not is_whole(part):
