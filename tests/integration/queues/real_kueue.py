@@ -1,12 +1,13 @@
 """The real Kueue as the subject of the scenarios in `tests/simulation/kueue_contract.py`."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ddp_operator.kube import PODS, ApiClient
 from ddp_operator.kube.client import MERGE_PATCH
-from ddp_operator.ports import Manifest, NotFoundError
+from ddp_operator.ports import AlreadyExistsError, Manifest, NotFoundError
 
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.queues.queue import WORKLOADS
@@ -23,7 +24,8 @@ class RealKueue:
 
     async def create_workload(self, manifest: Manifest) -> None:
         path = WORKLOADS.path(namespace=self.namespace)
-        await self.client.request("POST", path, body=manifest)
+        with contextlib.suppress(AlreadyExistsError):  # by a repeated attempt
+            await self.client.request("POST", path, body=manifest)
 
     async def workload(self, name: str) -> Manifest | None:
         path = WORKLOADS.path(namespace=self.namespace, name=name)
