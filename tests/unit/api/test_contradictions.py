@@ -9,7 +9,7 @@ from ddp_operator.api.rules import SPEC_RULES, violations, warnings
 from ddp_operator.api.rules.command import COMMAND_RULES
 from ddp_operator.api.rules.contradictions import Contradiction, Kind, contradictions
 from ddp_operator.api.spec import DDPJobSpec
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from tests.good_manifests import Json, container, gpus, template
@@ -226,13 +226,18 @@ def _option(text: str) -> str:
     st.fixed_dictionaries(
         {"replicas": st.sampled_from([1, 2, 4])}, optional={"nprocPerNode": st.sampled_from([1, 4])}
     ),
-    st.sampled_from([0, 2]),
+    st.dictionaries(
+        st.sampled_from(["gpu", "mig", "amd.com/gpu", "cpu"]), st.sampled_from([-1, 0, 2, "2", "x"])
+    ),
 )
+@example(["--nproc_per_node=4"], ["torchrun"], {"replicas": 1}, {"gpu": 2, "amd.com/gpu": -1})
+@example(["--nproc_per_node=4"], ["torchrun"], {"replicas": 1}, {"gpu": 2, "mig": 2})
 def test_cel_refuses_nothing_that_python_admits(
-    texts: list[str], first: list[str], fields: dict[str, int], gpu: int
+    texts: list[str], first: list[str], fields: dict[str, int], limits: dict[str, int | str]
 ) -> None:
     words = [word for text in texts for word in text.split()]
-    raw = written([*first, *words], gpu=gpu, **fields)
+    raw = written([*first, *words], **fields)
+    raw["template"]["spec"]["containers"][0]["resources"] = gpus(**limits)
     spec = DDPJobSpec.model_validate(raw)
     completed = with_defaults({"spec": raw}, _SCHEMA)["spec"]
     for program, rule in _PROGRAMS:

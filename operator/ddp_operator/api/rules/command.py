@@ -10,6 +10,7 @@ from ddp_operator.api.command import MODULES, PROGRAMS, SHELLS, Started, started
 from ddp_operator.api.rules.contradictions import Kind, contradictions
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.rules.trainer import (
+    HAS_OTHER_LIMIT,
     HAS_PLAIN_LIMIT,
     PLAIN_LIMIT,
     for_trainer,
@@ -67,10 +68,14 @@ def _has_number(options: Sequence[str], differs: Callable[[str], str]) -> str:
     )
 
 
-def _cel(condition: str) -> str:
-    """CEL: that no word of the trainer's command is an option with a condition."""
+def _cel(condition: str, only_if: str = "") -> str:
+    """CEL: that no word of the trainer's command is an option with a condition.
+
+    `only_if`: another condition, which does not depend on the word.
+    """
     seen = f"{_WORDS}.exists(w, {_option_cel(condition)})"
-    return for_trainer(f"(!({_HAS_COMMAND}) || !{seen})")
+    excepted = f" || !({only_if})" * bool(only_if)
+    return for_trainer(f"(!({_HAS_COMMAND}){excepted} || !{seen})")
 
 
 def _has(spec: DDPJobSpec, kind: Kind) -> list[str]:
@@ -89,10 +94,14 @@ _OTHER_PROCESSES: Final = _has_number(
     _PROCESSES,
     lambda n: (
         f"{n} != '0' && (type(self.nprocPerNode) == int ? {n} != string(int(self.nprocPerNode))"
-        f" : self.backend != 'gloo' && {HAS_PLAIN_LIMIT} && int({PLAIN_LIMIT}) > 0"
-        f" && int({n}) > int({PLAIN_LIMIT}))"
+        f" : int({PLAIN_LIMIT}) > 0 && int({n}) > int({PLAIN_LIMIT}))"
     ),
 )
+_ARE_KNOWN: Final = (
+    "type(self.nprocPerNode) == int"
+    f" || self.backend != 'gloo' && {HAS_PLAIN_LIMIT} && !{HAS_OTHER_LIMIT}"
+)
+"""CEL: whether the processes of a pod are known: as asked, or as many as its GPUs."""
 _FIXED_RANK: Final = _has_number(_NODE_RANKS, lambda _: "true")
 _OWN_ADDRESS: Final = (
     f"[{_listed(_ADDRESSES)}].exists(f, ['localhost', '127.0.0.1'].exists(a, w[i] == f + '=' + a"
@@ -157,7 +166,7 @@ COMMAND_RULES = (
         "processes",
         "spec.nprocPerNode: the trainer container's command starts another number of processes in "
         "each pod; make both equal, or remove the option, which torchrun does not need here",
-        _cel(_OTHER_PROCESSES),
+        _cel(_OTHER_PROCESSES, only_if=_ARE_KNOWN),
     ),
     _rule(
         "variable",

@@ -86,6 +86,7 @@ def _equipped(container: str) -> str:
 LIMITS = "c.resources.limits"
 HAS_LIMITS = f"has(c.resources) && has({LIMITS})"
 HAS_GPU_LIMIT = f"({HAS_LIMITS} && {LIMITS}.exists(k, {IS_GPU}))"
+HAS_OTHER_LIMIT = f"({HAS_LIMITS} && {LIMITS}.exists(k, {IS_GPU} && k != '{GPU_RESOURCE}'))"
 PLAIN_LIMIT = f"{LIMITS}['{GPU_RESOURCE}']"
 _WHOLE_NUMBERS = tuple(str(number) for number in range(MAX_GPUS + 1))
 
