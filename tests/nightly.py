@@ -1,15 +1,20 @@
 """Which of the rare and long tests a run includes: `--nightly none|all|only|K/7`.
 
 Tests with the marker `nightly` protect what is rare or long. `make test` leaves them out and `make
-nightly` runs them all. Each run of continuous integration takes one seventh of them, chosen by its
-commit, so that a few landings run them all.
+nightly` runs them all, each day on another release of Kubernetes. Each run of continuous
+integration takes one seventh of them, chosen by its commit, so that a few landings run them all.
 """
 
 from __future__ import annotations
 
 import argparse
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import date
+
+from tests.cluster import kind
+from tests.cluster.preparation import kubernetes
+from tests.cluster.provider import KUBECONFIG_VARIABLE
 
 SHARES = 7
 """Seven shares keep one of them to a few minutes."""
@@ -60,3 +65,14 @@ def checked_share(option: str) -> str:
 def share_of(name: str) -> int:
     """Return the share, 0 to 6, of a test by its ID."""
     return zlib.crc32(name.encode()) % SHARES
+
+
+def kubernetes_release(environment: Mapping[str, str], day: date) -> str | None:
+    """Return the release of Kubernetes whose turn it is on a day; None if the environment chooses
+    one, or programs or a cluster.
+    """
+    chosen = (kubernetes.VERSION_VARIABLE, "KUBE_BIN_DIR", KUBECONFIG_VARIABLE)
+    if kind.usable() or any(environment.get(name) for name in chosen):
+        return None
+    releases = sorted((kubernetes.pinned_version(), *kubernetes.OTHER_RELEASES))
+    return releases[day.toordinal() % len(releases)]

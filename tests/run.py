@@ -16,12 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 from tests import durations, nightly
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
+from tests.cluster.preparation import kubernetes
 from tests.cluster.preparation.progress import in_words
 from tests.cluster.preparation.steps import Stage, prepare, say_what_is_there, steps
 
@@ -238,6 +240,10 @@ def main() -> int:
     arguments, options = parser.parse_known_args()
     suite = suite_of(arguments.suite, arguments.share)
     print(f"== nightly tests: {suite.nightly}", flush=True)
+    release = nightly.kubernetes_release(os.environ, datetime.now(UTC).date())
+    if arguments.suite == "nightly" and release:
+        os.environ[kubernetes.VERSION_VARIABLE] = release
+        print(f"== {kubernetes.VERSION_VARIABLE}={release}, by today's date", flush=True)
     options = [f"--nightly={suite.nightly}", *options]
     began = time.monotonic()
     turns = Turns(LANES_PER_CORE * (os.cpu_count() or 1))

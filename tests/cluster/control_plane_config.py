@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.preparation import kubernetes
 from tests.cluster.preparation.binaries import KubeBinaries
 
 SERVICE_CIDR = "10.96.0.0/16"
 # The first address of SERVICE_CIDR is the API server's Service in every Kubernetes.
 KUBERNETES_SERVICE_IP = "10.96.0.1"
+
+_FIRST_WITH_POD_GROUPS = 37
+"""The minor version whose PodGroups the operator uses; earlier ones are alpha."""
 
 # Test users and their groups. `operator` has no rights of its own, for tests that grant some.
 USERS: Mapping[str, tuple[str, str]] = {
@@ -136,13 +138,13 @@ def _feature_gates(config: ControlPlaneConfig) -> list[str]:
     """Return the flag for features: PodGroups of Kubernetes itself, beta since 1.37, are off by
     default, but the operator uses them.
     """
-    gates = ["GenericWorkload=true"] if _has_pod_groups() else []
+    gates = ["GenericWorkload=true"] if _has_pod_groups(config) else []
     gates += [] if config.watch_lists else ["WatchList=false"]
     return [f"--feature-gates={','.join(gates)}"] if gates else []
 
 
-def _has_pod_groups() -> bool:
-    return [int(part) for part in kubernetes.version().split(".")] >= [1, 37]
+def _has_pod_groups(config: ControlPlaneConfig) -> bool:
+    return config.binaries.minor_version() >= _FIRST_WITH_POD_GROUPS
 
 
 def apiserver_argv(config: ControlPlaneConfig) -> list[str | Path]:
@@ -172,7 +174,7 @@ def apiserver_argv(config: ControlPlaneConfig) -> list[str | Path]:
         "--profiling=false",
         *_feature_gates(config),
     ]
-    if _has_pod_groups():
+    if _has_pod_groups(config):
         argv.append("--runtime-config=scheduling.k8s.io/v1beta1=true")
     if config.has_nodes:
         argv.append(f"--advertise-address={config.address}")

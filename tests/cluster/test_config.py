@@ -13,7 +13,7 @@ from tests.cluster import provider
 from tests.cluster.dns import ClusterResolver, records
 from tests.cluster.errors import ClusterUnavailableError
 from tests.cluster.preparation import images, kueue, packages
-from tests.cluster.preparation.binaries import API_SERVER, find
+from tests.cluster.preparation.binaries import API_SERVER, KubeBinaries, find
 from tests.cluster.preparation.steps import Stage, steps
 from tests.cluster.processes import ProcessId
 from tests.cluster.state import Instance
@@ -25,6 +25,18 @@ def test_a_folder_without_kubernetes_is_refused(
     monkeypatch.setenv("KUBE_BIN_DIR", str(tmp_path))
     with pytest.raises(ClusterUnavailableError, match="holds no kube-apiserver"):
         find(API_SERVER)
+
+
+def test_given_programs_report_their_version(tmp_path: Path) -> None:
+    server = tmp_path / "kube-apiserver"
+    server.write_text("#!/bin/sh\necho Kubernetes v1.37.2-gke.2097000\n")
+    server.chmod(0o755)
+    assert KubeBinaries(tmp_path).minor_version() == 37
+    other = tmp_path / "other/kube-apiserver"
+    other.parent.mkdir()
+    other.symlink_to("/bin/true")
+    with pytest.raises(ClusterUnavailableError, match="names no release"):
+        KubeBinaries(other.parent).minor_version()
 
 
 def test_given_kueue_is_used_if_its_folder_is_complete(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 
+from tests import nightly
+from tests.cluster import kind
+from tests.cluster.preparation import kubernetes
 from tests.nightly import SHARES, checked, selection, share_of
 
 pytest_plugins = ["pytester"]
@@ -34,6 +38,20 @@ def test_each_nightly_test_is_in_exactly_one_share() -> None:
 def test_invalid_option_is_refused(option: str) -> None:
     with pytest.raises(Exception, match="use none, all, only, or a share from 0/7 to 6/7"):
         checked(option)
+
+
+def test_days_take_turns_with_releases_unless_one_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kind, "usable", lambda: False)
+    days = [date(2026, 12, 30) + timedelta(number) for number in range(6)]
+    turns = [nightly.kubernetes_release({"KUBE_VERSION": ""}, day) for day in days]
+    assert {*turns[:3]} == {kubernetes.pinned_version(), *kubernetes.OTHER_RELEASES}
+    assert turns[3:] == turns[:3]
+    for name in ("KUBE_VERSION", "KUBE_BIN_DIR", "DDP_TEST_KUBECONFIG"):
+        assert nightly.kubernetes_release({name: "chosen"}, days[0]) is None
+    monkeypatch.setattr(kind, "usable", lambda: True)
+    assert nightly.kubernetes_release({}, days[0]) is None, "the image of kind's nodes decides"
 
 
 def test_slow_unit_test_fails_with_a_hint(

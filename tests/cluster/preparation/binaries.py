@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.cluster.errors import ClusterUnavailableError
@@ -33,6 +36,13 @@ class KubeBinaries:
             return Path(found)
         raise ClusterUnavailableError(f"{program} is neither in {self.folder} nor on PATH")
 
+    def minor_version(self) -> int:
+        """Return the minor version of Kubernetes that the API server reports, such as 37.
+
+        Raises ClusterUnavailableError when it reports none.
+        """
+        return _minor_version(self.path("kube-apiserver"))
+
 
 def find(programs: Collection[str]) -> KubeBinaries:
     """Return a folder that has all of ``programs``: KUBE_BIN_DIR, or what was built here.
@@ -50,6 +60,14 @@ def find(programs: Collection[str]) -> KubeBinaries:
             "builds them, once (or set KUBE_BIN_DIR to a folder that has them)"
         )
     return KubeBinaries(folder)
+
+
+@cache
+def _minor_version(server: Path) -> int:
+    words = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
+    if version := re.search(r"Kubernetes v1\.(\d+)\.", words.stdout):
+        return int(version[1])
+    raise ClusterUnavailableError(f"{server} --version names no release of Kubernetes 1.x")
 
 
 def kubectl() -> str:

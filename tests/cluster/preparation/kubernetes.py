@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from tests.cluster.preparation.go_modules import (
 )
 
 VERSION_VARIABLE = "KUBE_VERSION"
+OTHER_RELEASES = ("1.35.8", "1.37.2")
+"""Releases of GKE's channels, besides the pinned one, with which `make nightly` takes turns."""
 _PINNED = MODULES / "kubernetes"
 _TOOLS = """\
 //go:build tools
@@ -67,8 +70,8 @@ def module() -> Path:
 
 
 def has_module() -> bool:
-    """Tell whether the module folder is complete."""
-    return (module() / "go.sum").exists()
+    """Tell whether the module folder is there; an interrupted `write_module` leaves none."""
+    return module().exists()
 
 
 def write_module(programs: Sequence[str]) -> None:
@@ -76,17 +79,20 @@ def write_module(programs: Sequence[str]) -> None:
 
     Raises ClusterUnavailableError when the module proxy does not serve that version.
     """
-    folder = module()
-    folder.mkdir(exist_ok=True)
-    (folder / "go.mod").write_text("module ddp-operator.io/test-cluster/kubernetes\n")
+    partial = module().with_name(f"{module().name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    (partial / "go.mod").write_text("module ddp-operator.io/test-cluster/kubernetes\n")
     name = f"k8s.io/kubernetes@v{version()}"
-    go_output("mod", "download", name, cwd=folder)
-    source = go_output("mod", "download", "-json", name, cwd=folder)
+    go_output("mod", "download", name, cwd=partial)  # with -json, it writes errors elsewhere
+    source = go_output("mod", "download", "-json", name, cwd=partial)
     [theirs] = re.findall(r'"GoMod": "(.+)"', source)
-    (folder / "go.mod").write_text(go_mod(Path(theirs).read_text(), version()))
+    (partial / "go.mod").write_text(go_mod(Path(theirs).read_text(), version()))
     imports = "\n".join(f'\t_ "{package}"' for package in packages(programs))
-    (folder / "tools.go").write_text(_TOOLS.format(imports=imports))
-    go_output("mod", "tidy", cwd=folder)
+    (partial / "tools.go").write_text(_TOOLS.format(imports=imports))
+    go_output("mod", "tidy", cwd=partial)
+    shutil.rmtree(module(), ignore_errors=True)
+    partial.rename(module())
 
 
 def go_mod(theirs: str, version: str) -> str:

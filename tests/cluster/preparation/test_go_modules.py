@@ -147,6 +147,32 @@ def test_the_version_is_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
         kubernetes.version()
 
 
+def test_interrupted_module_of_another_release_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(kubernetes.VERSION_VARIABLE, "1.37.2")
+    theirs = tmp_path / "theirs"
+    theirs.write_text("module k8s.io/kubernetes\n\ngo 1.26.0\n")
+    failing = ["tidy"]
+
+    def go(*words: str, cwd: Path) -> str:
+        (cwd / "go.sum").write_text("k8s.io/kubernetes v1.37.2 h1:a=\n")
+        if words[-1] in failing:
+            raise ClusterUnavailableError("no network")
+        return f'{{"GoMod": "{theirs}"}}'
+
+    monkeypatch.setattr(kubernetes, "go_output", go)
+    with pytest.raises(ClusterUnavailableError):
+        kubernetes.write_module(["kubelet"])
+    assert not kubernetes.has_module()
+    failing.clear()
+    kubernetes.write_module(["kubelet"])
+    assert kubernetes.has_module()
+    files = {"go.mod", "go.sum", "tools.go"}
+    assert {file.name for file in kubernetes.module().iterdir()} == files
+
+
 def test_content_key_changes_with_each_pinned_version(tmp_path: Path) -> None:
     (tmp_path / "go.mod").write_text("module example.com/hello\n")
     (tmp_path / "go.sum").write_text("example.com/other v1.0.0 h1:a=\n")
