@@ -18,25 +18,26 @@ from tests.e2e.environment import Environment
 from tests.e2e.jobs import (
     SLOW_STEPS,
     TRAINER_IMAGE,
-    UNTIL_TOLD,
     Job,
     digits_job,
-    doubles_job,
     force_delete,
     last_words,
-    tell_to_end,
 )
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
+from tests.e2e.lending import (
+    LENDER,
+    borrower,
+    ends_without_a_repeated_step,
+    grows_lends_and_grows_again,
+    lender,
+)
 from tests.e2e.losses import (
     KINDS,
     STEP_LOG,
     StepLog,
-    assert_each_sample_once,
     assert_no_step_is_lost,
     disturb,
     running_pod,
-    step_logs,
-    steps_in,
 )
 from tests.e2e.queues import Queue, queued
 from tests.e2e.test_elastic import has_size
@@ -196,40 +197,16 @@ def test_an_urgent_job_gets_one_pod_of_an_elastic_job(
 def test_a_gang_of_two_to_six_lends_four_pods_and_repeats_no_step(
     environment: Environment, kubectl: Kubectl
 ) -> None:
-    elastic = {"minReplicas": 2, "shrinkAfterSeconds": 0, "growAfterSeconds": 1}
     queue = Queue.made(kubectl, chips=2)
-    manifest = doubles_job(
-        "gang",
-        *("--epochs=80", "--checkpoint-every-steps=1000", UNTIL_TOLD),
-        f"--trace-samples=/checkpoints/{STEP_LOG}",
-        replicas=6,
-        elastic=elastic,
-        checkpoint={"persistentVolumeClaim": environment.make_claim(kubectl, "gang")},
-    )
-    kubectl.apply(queued(manifest))
-    job = Job(kubectl, "gang")
+    kubectl.apply(queued(lender(environment, kubectl)))
+    job = Job(kubectl, LENDER)
     place = queue.place(job)
-    generation = has_size(job, 2, after=0)
-    for chips in (3, 6):
-        Queue.made(kubectl, chips)
-        generation = has_size(job, chips, after=generation)
-    kubectl.apply(queued(digits_job("urgent", "--epochs=1", replicas=4), urgent=True))
-    generation = has_size(job, 2, after=generation)
+    grows_lends_and_grows_again(
+        kubectl, queued(borrower(), urgent=True), lambda chips: Queue.made(kubectl, chips)
+    )
     assert queue.place(job) == place
-    urgent = Job(kubectl, "urgent").wait_until("Succeeded")
-    assert (urgent.restarts, urgent.disruptions) == (0, 0)
-    has_size(job, 6, after=generation)
-    tell_to_end(job, "gang-0-0")
-    status = job.wait_until("Succeeded")
-    assert (status.attempt, status.restarts) == (0, 0)
-    assert 1 <= status.disruptions <= 4, "pods that are lost together count once"
+    ends_without_a_repeated_step(environment, kubectl)
     assert queue.uids(job)[0] == place[0]
-    logs = step_logs(environment, kubectl, "gang", 6)
-    steps = [steps_in(log) for log in logs]
-    assert_no_step_is_lost(steps, total=last_words(status)["totalSteps"], elastic=True)
-    assert_each_sample_once(logs, shards=6)
-    for pod in job.uids():
-        assert "resuming from checkpoint" not in job.log(pod)
 
 
 @pytest.mark.nightly
