@@ -12,7 +12,7 @@ import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.kube import PODS, ApiClient, Resource, load_credentials
+from ddp_operator.kube import PODS, ApiClient, Resource, check_served, load_credentials
 
 from tests import cluster
 from tests.bad_manifests import BAD_MANIFESTS
@@ -68,6 +68,8 @@ def with_domains(control_plane: cluster.ControlPlane) -> Iterator[None]:
     asyncio.run(act(lambda client: pod_groups.remove(client, nvidia_driver.DOMAINS)))
 
 
+NATIVE_GANG = "elastic-gang"
+"""The example whose PodGroup only Kubernetes 1.37 and later serve."""
 Listed = Callable[[Resource], Awaitable[list[Json]]]
 
 
@@ -111,11 +113,13 @@ async def pods_by_job(listed: Listed) -> dict[str, set[str]]:
     return pods
 
 
-async def test_each_good_manifest_gets_its_pods(jobs: Jobs, listed: Listed) -> None:
+async def test_each_good_manifest_gets_its_pods(
+    admin: ApiClient, jobs: Jobs, listed: Listed
+) -> None:
     expected = {}
     suspended, elsewhere = set(), set()
-    # Servers serve the PodGroups of this one from 1.37 on.
-    examples = [manifest for name, manifest in EXAMPLES.items() if name != "elastic-gang"]
+    native = await check_served(admin, pod_groups.NATIVE)
+    examples = [manifest for name, manifest in EXAMPLES.items() if native or name != NATIVE_GANG]
     for number, manifest in enumerate([*GOOD_MANIFESTS.values(), *examples]):
         name = f"good-{number}" if manifest["metadata"]["name"] == "job" else None
         stored = await jobs.create(manifest, name=name)
