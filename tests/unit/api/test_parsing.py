@@ -136,6 +136,14 @@ def test_pods_of_an_override_obey_the_rules(override: Json, says: str) -> None:
     assert says in refusal_of(job(replicas=3, nprocPerNode=4, overrides=overrides))
 
 
+@pytest.mark.parametrize("name", ["priorityClassName", "preemptionPolicy", "schedulerName"])
+def test_override_that_no_native_gang_may_have_is_refused(name: str) -> None:
+    overrides = [{"indexes": ["1"], "template": {"spec": {name: "other"}}}]
+    refused = job(replicas=2, overrides=overrides, scheduling={"gang": "native"})
+    assert f"spec.overrides[0].template.spec.{name}: Kubernetes' scheduler" in refusal_of(refused)
+    DDPJob.parse(stored(job(replicas=2, overrides=overrides, scheduling={"gang": "kai"})))
+
+
 def test_invalid_status_is_named() -> None:
     manifest = stored(job()) | {"status": {"attempt": "many"}}
     with pytest.raises(InvalidJobError, match=r"status\.attempt: input should be a valid integer"):

@@ -1,7 +1,14 @@
 """Rules on the pods that overrides name."""
 
+from collections.abc import Iterator
+
 from ddp_operator.api.rules.rule import Rule
-from ddp_operator.api.spec import overrides
+from ddp_operator.api.rules.trainer import pod_spec
+from ddp_operator.api.spec import DDPJobSpec, overrides
+
+_SAME_IN_GANG = ("priorityClassName", "preemptionPolicy", "schedulerName")
+"""What Kubernetes' scheduler requires of the pods of a PodGroup (`validatePodGroup` in
+pkg/scheduler/schedule_one_podgroup.go of 1.37): otherwise it places none of them."""
 
 
 def _first(pods: str) -> str:
@@ -13,6 +20,23 @@ def _last(pods: str) -> str:
 
 
 _BEGINS_IN = f"({_first('q')} <= {_first('r')} && {_first('r')} <= {_last('q')})"
+
+
+def different_in_gang(spec: DDPJobSpec) -> Iterator[str]:
+    """Yield a message for each field by which an override makes a native gang unschedulable.
+
+    CEL does not see these fields of an override.
+    """
+    if spec.scheduling is None or spec.scheduling.gang != "native":
+        return
+    for number, override in enumerate(spec.overrides or ()):
+        own = pod_spec(overrides.applied(spec, override))
+        for name in _SAME_IN_GANG:
+            if own.get(name) != pod_spec(spec).get(name):
+                yield (
+                    f"spec.overrides[{number}].template.spec.{name}: Kubernetes' scheduler places "
+                    "a gang only if all its pods have the same; set it in spec.template"
+                )
 
 
 OVERRIDE_RULES = (

@@ -15,7 +15,7 @@ from ddp_operator.api.rules.command import COMMAND_RULES, LAUNCHER_RULES
 from ddp_operator.api.rules.membership import MEMBERSHIP_RULES
 from ddp_operator.api.rules.memory_checkpoint import MEMORY_CHECKPOINT_RULES
 from ddp_operator.api.rules.network import NETWORK_RULES
-from ddp_operator.api.rules.overrides import OVERRIDE_RULES
+from ddp_operator.api.rules.overrides import OVERRIDE_RULES, different_in_gang
 from ddp_operator.api.rules.own_names import OWN_NAME_RULES
 from ddp_operator.api.rules.restart import RESTART_RULES
 from ddp_operator.api.rules.rule import Rule
@@ -287,4 +287,4 @@ def violations(name: str, spec: DDPJobSpec) -> list[str]:
             for rule in SPEC_RULES
             if rule not in found and not rule.holds(own)
         ]
-    return broken
+    return [*broken, *different_in_gang(spec)]
