@@ -24,7 +24,7 @@ _MOST = 6
 
 
 def lender(environment: Environment, kubectl: Kubectl) -> Manifest:
-    """Return a job of two to six pods that trains until it is told to end."""
+    """Return a job of two to six pods that trains until `ends_without_a_repeated_step`."""
     elastic: dict[str, Any] = {"minReplicas": 2, "shrinkAfterSeconds": 0, "growAfterSeconds": 1}
     return doubles_job(
         LENDER,
@@ -37,7 +37,7 @@ def lender(environment: Environment, kubectl: Kubectl) -> Manifest:
 
 
 def borrower() -> Manifest:
-    """Return a short job of four pods, which is to be made urgent."""
+    """Return a short job of four pods; the caller makes it urgent."""
     return digits_job("urgent", "--epochs=1", replicas=4)
 
 

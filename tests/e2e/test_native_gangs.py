@@ -28,7 +28,7 @@ _RIGHTS = ("--filename", str(REPOSITORY / "manifests/components/gangs/rbac.yaml"
 
 @pytest.fixture(scope="module")
 def node(environment: Environment, running: Cluster) -> Iterator[Node]:
-    """A node whose chips a test counts out, with the component `gangs`."""
+    """A node with the component `gangs`; a test sets how many chips it has."""
     if not isinstance(running, Node):
         pytest.skip("only the capacity of a bare node can be changed")
     kubectl = environment.kubectl
