@@ -137,19 +137,19 @@ class _Injector:
                 if not is_its_time:
                     self._note_visit(number)
                     return
-                self._wait_for_others(fault)
+                self._wait_for_others(fault, number)
                 marker.touch()
                 ACTIONS[fault.action]()
             elif fault.rank != rank and fault.others_at == point and is_its_time:
-                (_arrivals(self._folder) / str(rank)).touch()
+                (_arrivals(self._folder) / f"{number}-{rank}").touch()
             return
 
-    def _wait_for_others(self, fault: FaultAt) -> None:
+    def _wait_for_others(self, fault: FaultAt, number: int) -> None:
         if not fault.others_at:
             return
         wanted = int(os.environ["WORLD_SIZE"]) - 1
         until = time.monotonic() + _OTHERS_SECONDS
-        while len(list(_arrivals(self._folder).iterdir())) < wanted:
+        while len(list(_arrivals(self._folder).glob(f"{number}-*"))) < wanted:
             assert time.monotonic() < until, f"the other ranks have not reached {fault.others_at!r}"
             time.sleep(0.01)
 
@@ -180,6 +180,7 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
     from ddp_trainer.library import checkpoint_manager, job  # noqa: PLC0415
     from ddp_trainer.library.sharded import saved_parts, snapshots  # noqa: PLC0415
+    from ddp_trainer.library.steps.taking import Steps  # noqa: PLC0415
     from ddp_trainer.process_group import connection  # noqa: PLC0415
     from ddp_trainer.process_group.rendezvous import rendezvous  # noqa: PLC0415
     from ddp_trainer.run import stop, updates  # noqa: PLC0415
@@ -213,6 +214,7 @@ def install(variables: Mapping[str, str]) -> None:
     patch(updates.Updates, "take_turn", after=at("after a turn"))
     patch(adam, "adam", after=at("within the optimizer's step"))
     patch(updates, "advance", after=at("after the optimizer's step"))
+    patch(Steps, "_complete", after=at("a step taken"))
     patch(job.Job, "sum", before=at("evaluation"))
     patch(checkpoint, "write_file", after=at("within a save"))
     patch(rendezvous.Rendezvous, "meet", after=at("rendezvous"))
@@ -221,6 +223,8 @@ def install(variables: Mapping[str, str]) -> None:
     patch(snapshots.Snapshots, "_transfer", before=at("the state's transfer"))
     patch(saved_parts.SavedParts, "save", before=at("a save in memory"))
     patch(snapshots, "receive", before=at("a snapshot's copy"))
+    patch(snapshots, "send", before=at("a snapshot's departure"))
+    patch(snapshots.Snapshots, "_copy", after=at("a snapshot copied"))
 
 
 def patch(

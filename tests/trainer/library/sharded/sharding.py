@@ -22,6 +22,8 @@ from tests.trainer.support.norm import network
 
 COPIES = "TEST_SHARD_COPIES"
 SHARD_SIZE = "TEST_SHARD_SIZE"
+ONLY_SHARDS = "TEST_ONLY_SHARDS"
+"""Set: the model has no buffers, which differ between ranks, and its gradients are not clipped."""
 PAUSES = "TEST_PAUSES"
 """Ranks wait at each of two points until a file of its name is in this folder."""
 BEFORE_JOIN = "before join"
@@ -58,7 +60,10 @@ def main(arguments: Sequence[str]) -> None:
     torch.manual_seed(0)
     size = os.environ.get(SHARD_SIZE)
     mesh = ddp_trainer.device_mesh(int(size) if size else None)
-    model = network(dropout=0.25)
+    model, clip = network(dropout=0.25), 1.0
+    if ONLY_SHARDS in os.environ:
+        layers = [layer for layer in model.children() if not isinstance(layer, nn.BatchNorm1d)]
+        model, clip = nn.Sequential(*layers), None
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
@@ -81,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
                 loss = nn.functional.cross_entropy(outputs, targets.to(job.device))
                 fault_injection.reach("within a step")
                 loss.backward()  # type: ignore[no-untyped-call]
-                if job.step(loss, clip_grad_norm=1.0):
+                if job.step(loss, clip_grad_norm=clip):
                     value = float(loss.detach()).hex()
                     print(f"rank {job.rank} took step {job.steps_done}: {value}", flush=True)
                     if job.steps_done == PAUSE_STEP:
