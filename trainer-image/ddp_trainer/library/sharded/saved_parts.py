@@ -6,16 +6,35 @@ them, and find those that are in their pod. Which ones they load they agree on i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.exit_codes import NewProcessError
+from ddp_trainer.library.sharded.agreement import Decision, newest_complete
+from ddp_trainer.library.sharded.exchange import gathered
 from ddp_trainer.memory.loading import NoSnapshotError, read
 from ddp_trainer.memory.saving import Saver
 from ddp_trainer.memory.volume import Key, snapshots_in
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """The packed snapshots that one rank has loaded."""
+
+    decision: Decision
+    """Their step, and who has some for other pods."""
+    own: Tensor | None
+    """Its own; None: another rank sends it."""
+    copies: Mapping[int, Tensor]
+    """Those that it sends, by rank."""
 
 
 class SavedParts:
@@ -39,9 +58,45 @@ class SavedParts:
         self.newest = step
         self._saver.save(step, snapshot, replicated=False)
 
+    def load_newest(self, group: Group, *, lost: bool) -> Loaded | None:
+        """Load the newest snapshots that all ranks have saved; None: there are none. A collective.
+
+        `lost`: parts of the model are in no process, but other parts are.
+
+        Raises:
+            NewProcessError: parts are lost. Processes with others cannot return that far, so all
+                restart.
+        """
+        files = self._files()
+        inventories = gathered(
+            group,
+            own=[key for rank, key in files if rank == group.rank],
+            copies=[(rank, key) for rank, key in files if rank != group.rank],
+        )
+        decision = newest_complete(inventories)
+        if lost:
+            outlook = "training starts again"
+            if decision is not None:
+                outlook = f"all ranks restart from step {decision.key.step} in memory"
+            raise NewProcessError(
+                "more ranks were lost than join(shard_copies=...) protects from: parts of the "
+                f"model are gone, and {outlook}"
+            )
+        if decision is None:
+            return None
+        key, senders = decision.key, decision.senders
+        if group.rank == 0:
+            _logger.info("loading step %d from the memory of the pods", key.step)
+        needed = [rank for rank, sender in senders.items() if sender == group.rank]
+        return Loaded(
+            decision=decision,
+            own=None if group.rank in senders else self._load(group.rank, files[group.rank, key]),
+            copies={rank: self._load(rank, files[rank, key]) for rank in needed},
+        )
+
     def newest_step(self) -> int:
         """Return the newest step that this rank has saved, or that a file in the volume is of."""
-        saved = [key.step for _, key in self.files() if key.generation == self._generation]
+        saved = [key.step for _, key in self._files() if key.generation == self._generation]
         return max([self.newest, *saved])
 
     def pass_over(self, newest: int, *, loaded: Key | None) -> None:
@@ -62,7 +117,7 @@ class SavedParts:
         saver = self._saver
         return saver.assignment.environment.placement.generation if saver is not None else 0
 
-    def files(self) -> Mapping[tuple[int, Key], Path]:
+    def _files(self) -> Mapping[tuple[int, Key], Path]:
         """Return the snapshots of this group's ranks that are in the volume, by rank and key."""
         if self._saver is None:
             return {}
@@ -76,7 +131,7 @@ class SavedParts:
             if (name.world_size, name.replicated) == (size, False)
         }
 
-    def load(self, rank: int, path: Path) -> Tensor:
+    def _load(self, rank: int, path: Path) -> Tensor:
         """Return a rank's packed snapshot.
 
         Raises:

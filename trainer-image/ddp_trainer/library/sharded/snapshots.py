@@ -111,46 +111,16 @@ class Snapshots:
         self._begin_to_copy(step, known)
 
     def _load_saved(self, group: Group, *, lost: bool) -> Decision | None:
-        """Load the newest snapshots that all ranks have saved in the memory of the pods.
-
-        `lost`: parts of the model are in no process, but other parts are.
-
-        Returns:
-            The step of these snapshots, and who has some for other pods; None: there are none.
-
-        Raises:
-            NewProcessError: parts are lost. Processes with others cannot return that far, so all
-                restart.
-        """
-        files = self._saved_parts.files()
-        inventories = gathered(
-            group,
-            own=[key for rank, key in files if rank == group.rank],
-            copies=[(rank, key) for rank, key in files if rank != group.rank],
-        )
-        decision = newest_complete(inventories)
-        if lost:
-            outlook = "training starts again"
-            if decision is not None:
-                outlook = f"all ranks restart from step {decision.key.step} in memory"
-            raise NewProcessError(
-                "more ranks were lost than join(shard_copies=...) protects from: parts of the "
-                f"model are gone, and {outlook}"
-            )
-        if decision is None:
+        """Load the newest snapshots in the memory of the pods; see `SavedParts.load_newest`."""
+        loaded = self._saved_parts.load_newest(group, lost=lost)
+        if loaded is None:
             return None
-        key = decision.key
-        if group.rank == 0:
-            _logger.info("loading step %d from the memory of the pods", key.step)
-        if group.rank not in decision.senders:
-            own = self._saved_parts.load(group.rank, files[group.rank, key])
-            self._own[key.step], self._progress = own, {}
-        for rank, sender in decision.senders.items():
-            if sender == group.rank:
-                snapshot = self._saved_parts.load(rank, files[rank, key])
-                with self._lock:
-                    self._copies[rank, key.step] = snapshot
-        return decision
+        step = loaded.decision.key.step
+        if loaded.own is not None:
+            self._own[step], self._progress = loaded.own, {}
+        with self._lock:
+            self._copies.update({(rank, step): part for rank, part in loaded.copies.items()})
+        return loaded.decision
 
     def _pass_over(self, group: Group, loaded: Decision | None) -> None:
         """Save no step in the memory of the pods that some rank has saved before; a collective.
