@@ -47,7 +47,9 @@ class FaultAt:
     action: str = "kill"
     """One of ACTIONS."""
     others_at: str = ""
-    """A point of the same step that all other ranks reach first."""
+    """A point of the same step that other ranks reach first."""
+    others: int = 0
+    """Number of these ranks; 0: all."""
 
 
 _OTHERS_SECONDS = 60.0
@@ -147,7 +149,7 @@ class _Injector:
     def _wait_for_others(self, fault: FaultAt, number: int) -> None:
         if not fault.others_at:
             return
-        wanted = int(os.environ["WORLD_SIZE"]) - 1
+        wanted = fault.others or int(os.environ["WORLD_SIZE"]) - 1
         until = time.monotonic() + _OTHERS_SECONDS
         while len(list(_arrivals(self._folder).glob(f"{number}-*"))) < wanted:
             assert time.monotonic() < until, f"the other ranks have not reached {fault.others_at!r}"
@@ -223,6 +225,7 @@ def install(variables: Mapping[str, str]) -> None:
     patch(snapshots.Snapshots, "_transfer", before=at("the state's transfer"))
     patch(saved_parts.SavedParts, "save", before=at("a save in memory"))
     patch(snapshots, "receive", before=at("a snapshot's copy"))
+    patch(snapshots.Snapshots, "take", before=at("a snapshot"))
     patch(snapshots, "send", before=at("a snapshot's departure"))
     patch(snapshots.Snapshots, "_copy", after=at("a snapshot copied"))
 

@@ -64,7 +64,7 @@ class Group:
         self.device = device
         self.gate = gate
         self._pending = pending
-        self._queues = queues
+        self.queues = queues
         self.world = world if world is not None else distributed_c10d._get_default_group()
         self._control = control if control is not None else self.world
         self._form_smaller = form_smaller
@@ -86,7 +86,7 @@ class Group:
         """
         wrapped = FixedBuckets(
             model,
-            process_group=DDPGroup(self.world, self._pending, queues=self._queues),
+            process_group=DDPGroup(self.world, self._pending, queues=self.queues),
             device_ids=[self.device] if self.device.type == "cuda" else None,
             bucket_cap_mb=options.bucket_cap_mb,
             find_unused_parameters=options.find_unused_parameters,
@@ -120,7 +120,7 @@ class Group:
         gradients = bucket.buffer()
         try:
             future = average(self.world, bucket)
-            if self._queues:  # the host waits only at the gate
+            if self.queues:  # the host waits only at the gate
                 return future.then(value_of)
             return self._pending.guard(future, instead=gradients)
         except Exception as error:  # of any kind: the gate raises it
@@ -188,7 +188,7 @@ class Group:
         return work
 
     def _wait(self, work: dist.Work, *, is_on_device: bool = True) -> None:
-        if self._queues and is_on_device:
+        if self.queues and is_on_device:
             work.wait()  # the device waits here, the host at the gate
         else:
             self._pending.wait(work)
@@ -214,7 +214,7 @@ class Group:
 
     def future_of(self, work: dist.Work, outputs: list[Tensor]) -> Future[Any]:
         """Return a future of a collective that completes even if the group breaks."""
-        if self._queues:
+        if self.queues:
             return work.get_future()
         return self._pending.guard(future_of(work), instead=outputs, value=lambda _: outputs)
 

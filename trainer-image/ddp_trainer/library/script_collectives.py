@@ -69,6 +69,9 @@ class ScriptCollectives:
         """Number of collectives that the script has called at its place, by group."""
         self._is_alone = False
         self._thread = threading.get_ident()
+        self._update = 0
+        self._incomplete = 0
+        """Collectives of the present update that have no result, or whose result is not known."""
 
     # The place of the script.
 
@@ -89,6 +92,20 @@ class ScriptCollectives:
         if self._results:
             self._results = {key: given for key, given in self._results.items() if key[0] in kept}
         self.only_steps = True
+
+    def begin_update(self) -> None:
+        """Note that the optimizers' step begins, which may need collectives, too."""
+        self._update += 1
+        self._incomplete = 0
+
+    @property
+    def is_update_complete(self) -> bool:
+        """Return whether each collective since `begin_update` is known to have its result."""
+        return self._incomplete == 0
+
+    def _note_complete(self, update: int) -> None:
+        if update == self._update:
+            self._incomplete -= 1
 
     # The job's groups.
 
@@ -177,10 +194,14 @@ class ScriptCollectives:
     def _begin(self, group: ScriptGroup, collective: Collective) -> dist.Work:
         """Begin a collective; if the group breaks, the step notices."""
         formed, keep_own = self._formed, partial(_keep_own, group, collective)
+        self._incomplete += 1
+        note = partial(self._note_complete, self._update)
         if not (self._is_alone or formed.is_broken):
             try:
                 work, excuses = collective.begin(group.formed), partial(_is_excused, group=formed)
-                return ScriptWork(work, formed, collective, keep_own, excuses=excuses)
+                return ScriptWork(
+                    work, formed, collective, keep_own, excuses=excuses, when_complete=note
+                )
             except Exception as error:
                 if not _is_excused(error, formed):
                     raise

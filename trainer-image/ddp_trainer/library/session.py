@@ -187,7 +187,7 @@ class Session:
         from ddp_trainer.library.sharded.snapshots import Snapshots  # noqa: PLC0415
 
         holders = CopyHolders(self.world.current_assignment, copies=copies)
-        return Snapshots(run, mesh, SavedParts(self._saver), holders)
+        return Snapshots(run, mesh, self.script, SavedParts(self._saver), holders)
 
     def _expect_loop(self, *_: object) -> None:
         if self.script.place[0] not in ("step", "after a step"):

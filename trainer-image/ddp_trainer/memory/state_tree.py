@@ -173,18 +173,19 @@ class Layout:
     names: tuple[str, ...]
     """Of the mesh's dimensions."""
     coordinate: tuple[str, ...]
-    """Of this rank."""
+    """Of this rank; `*` in dimensions over which the tensor is replicated."""
     placements: tuple[str, ...]
 
     @classmethod
     def of(cls, tensor: Any) -> Layout:
         """Return the layout of a DTensor."""
-        mesh = tensor.device_mesh
+        mesh, placements = tensor.device_mesh, tensor.placements
+        places = zip(mesh.get_coordinate() or (), placements, strict=False)
         return cls(
             mesh=texts(mesh.shape),
             names=texts(mesh.mesh_dim_names or ()),
-            coordinate=texts(mesh.get_coordinate() or ()),
-            placements=texts(tensor.placements),
+            coordinate=texts("*" if how.is_replicate() else place for place, how in places),
+            placements=texts(placements),
         )
 
     def plain(self) -> list[list[str]]:

@@ -23,7 +23,8 @@ from tests.trainer.support.norm import network
 COPIES = "TEST_SHARD_COPIES"
 SHARD_SIZE = "TEST_SHARD_SIZE"
 ONLY_SHARDS = "TEST_ONLY_SHARDS"
-"""Set: the model has no buffers, which differ between ranks, and its gradients are not clipped."""
+"""Set: the model has no buffers, which differ between ranks."""
+CLIP = "TEST_CLIP_GRAD_NORM"
 PAUSES = "TEST_PAUSES"
 """Ranks wait at each of two points until a file of its name is in this folder."""
 BEFORE_JOIN = "before join"
@@ -60,10 +61,11 @@ def main(arguments: Sequence[str]) -> None:
     torch.manual_seed(0)
     size = os.environ.get(SHARD_SIZE)
     mesh = ddp_trainer.device_mesh(int(size) if size else None)
-    model, clip = network(dropout=0.25), 1.0
+    model = network(dropout=0.25)
     if ONLY_SHARDS in os.environ:
         layers = [layer for layer in model.children() if not isinstance(layer, nn.BatchNorm1d)]
-        model, clip = nn.Sequential(*layers), None
+        model = nn.Sequential(*layers)
+    clip = float(os.environ.get(CLIP, "1")) or None
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)

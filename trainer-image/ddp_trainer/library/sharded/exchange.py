@@ -23,16 +23,21 @@ _LENGTH, _PIECE = 0, 1
 
 
 def gathered(
-    group: Group, *, own: Iterable[Key], copies: Iterable[tuple[int, Key]]
+    group: Group,
+    *,
+    own: Iterable[Key],
+    copies: Iterable[tuple[int, Key]],
+    shard: int | None = None,
 ) -> list[Inventory]:
     """Return the inventories of all ranks; a collective."""
     inventories = []
-    for told in group.gather(json.dumps([sorted(own), sorted(copies)]).encode()):
-        keys, others = json.loads(told)
+    for told in group.gather(json.dumps([sorted(own), sorted(copies), shard]).encode()):
+        keys, others, its_shard = json.loads(told)
         inventories.append(
             Inventory(
                 own=[Key(*key) for key in keys],
                 copies=[(rank, Key(*key)) for rank, key in others],
+                shard=its_shard,
             )
         )
     return inventories

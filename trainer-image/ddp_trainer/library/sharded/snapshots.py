@@ -6,6 +6,9 @@ step before all copies are complete: `confirm` is a barrier of all ranks. So whe
 lost, all snapshots of one of the last two steps exist. All ranks continue from the newer one. A
 rank that is one step further returns to it.
 
+Where another rank has the same state (HSDP), it replaces the copy. So all continue from the step
+that the remaining ranks have taken, although a lost one could not copy it any more.
+
 A rank keeps two snapshots of its own and two of each rank whose copies it holds.
 
 If more is lost, all processes restart and continue from the volumes in memory of their pods, if
@@ -21,21 +24,26 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent import futures
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.exit_codes import NewProcessError
 from ddp_trainer.library.sharded import packing
 from ddp_trainer.library.sharded.agreement import Decision, newest_complete
 from ddp_trainer.library.sharded.copy_holders import CopyHolders, Round
 from ddp_trainer.library.sharded.exchange import gathered, receive, send, share_progress, started
+from ddp_trainer.library.sharded.replicas import shard_of
 from ddp_trainer.library.sharded.saved_parts import SavedParts
+from ddp_trainer.library.sharded.support import expect_place
 from ddp_trainer.memory.volume import Key
 from ddp_trainer.run.train_state import TrainState
+
+if TYPE_CHECKING:
+    from ddp_trainer.library.script_collectives import ScriptCollectives
 
 _logger = logging.getLogger(__name__)
 
@@ -44,11 +52,17 @@ class Snapshots:
     """One rank's snapshots of its own state, and its copies of other ranks' snapshots."""
 
     def __init__(
-        self, run: TrainState, mesh: DeviceMesh, saved_parts: SavedParts, copy_holders: CopyHolders
+        self,
+        run: TrainState,
+        mesh: DeviceMesh,
+        script: ScriptCollectives,
+        saved_parts: SavedParts,
+        copy_holders: CopyHolders,
     ) -> None:
-        """`mesh`: of the run's models."""
+        """`mesh`: of the run's models. `script` runs the collectives of optimizers, too."""
         self._run = run
         self._mesh = mesh
+        self._script = script
         self._saved_parts = saved_parts
         self._saving: futures.Future[None] | None = None
         """Ends when a snapshot is in the volume of the pod."""
@@ -60,6 +74,10 @@ class Snapshots:
         """By rank and step."""
         self._progress: dict[str, Any] = {}
         """Where the run stood right before its last step changed it."""
+        self._shard: int | None = None
+        """See `shard_of`."""
+        self._is_whole = False
+        """True: the present state is that of a complete step."""
         self._copying: futures.Future[None] | None = None
         """Ends when the newest snapshot is copied, and this rank has the copies it must hold."""
         self._lock = threading.Lock()
@@ -74,13 +92,20 @@ class Snapshots:
         """
         with self._lock:
             self._group = group
-        self._expect_place(group)
+        expect_place(self._mesh, group)
+        for module in chain.from_iterable(model.modules() for model in self._run.models):
+            if isinstance(module, FSDPModule):
+                module.reshard()  # it may hold what a step without all ranks gathered
         self._copy_holders.follow(group)
+        self._shard = shard_of(self._run.parts, self._mesh)
+        if self._is_whole:
+            self._keep_present()  # the group broke before `take`
         own = {0} if self._run.is_fresh else set(self._own)
         inventories = gathered(
             group,
             own=[Key(0, step) for step in own],
             copies=[(rank, Key(0, step)) for rank, step in self._copies],
+            shard=self._shard,
         )
         decision = newest_complete(inventories)
         loaded = None
@@ -90,25 +115,32 @@ class Snapshots:
         assert decision is not None
         step = decision.key.step
         self._pass_over(group, loaded)
-        for model in self._run.models:
-            for module in model.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()  # it may hold what a step without all ranks gathered
         self._return_to(step)
+        if group.rank not in decision.senders:
+            self._keep_present()
         self._transfer(decision, group)
         share_progress(self._run, group)
-        self._run.is_fresh = False
-        if step not in self._own:
-            self._own[step] = packing.pack(self._run.full_state_dict())
-        self._own = {step: self._own[step]}
-        with self._lock:  # those that belong elsewhere stay until there are others
+        self._run.is_fresh, self._is_whole = False, True
+        # The step before stays until this one is copied, and copies that belong elsewhere until
+        # there are others.
+        before = sorted(at for at in self._own if at < step)[-1:]
+        self._own = {at: self._own[at] for at in (*before, step)}
+        with self._lock:
             self._copies = {
-                (rank, at): copy for (rank, at), copy in self._copies.items() if at == step
+                (rank, at): copy for (rank, at), copy in self._copies.items() if at <= step
             }
-        held = sorted(rank for rank, _ in self._copies)
+        held = sorted(rank for rank, at in self._copies if at == step)
         known = [json.loads(each) for each in group.gather(json.dumps(held).encode())]
         # As after `take`, the next step is computed meanwhile.
         self._begin_to_copy(step, known)
+
+    def _keep_present(self) -> None:
+        """Take a snapshot of the present state, unless there is one; the newest before it stays."""
+        step = self._run.position.step
+        if step not in self._own:
+            old = [self._own.pop(before) for before in sorted(self._own)[:-1]]
+            state = self._run.full_state_dict()
+            self._own[step] = packing.pack(state, old[0] if old else None)
 
     def _load_saved(self, group: Group, *, lost: bool) -> Decision | None:
         """Load the newest snapshots in the memory of the pods; see `SavedParts.load_newest`."""
@@ -132,10 +164,8 @@ class Snapshots:
 
     def take(self) -> None:
         """Take a snapshot after a step, and begin to copy it; `confirm` the step before first."""
-        step = self._run.position.step
-        old = [self._own.pop(before) for before in sorted(self._own)[:-1]]
-        self._own[step] = packing.pack(self._run.full_state_dict(), old[0] if old else None)
-        self._begin_to_copy(step)
+        self._keep_present()
+        self._begin_to_copy(self._run.position.step)
 
     def confirm(self) -> None:
         """Wait until all ranks have their snapshots and copies of the last step; a collective.
@@ -170,6 +200,18 @@ class Snapshots:
     def leave_step(self) -> None:
         """Note where the run stands, now that its next step will change the state."""
         self._progress = self._run.progress_dict()
+        self._is_whole = False
+        self._script.begin_update()
+
+    def end_step(self, group: Group, *, has_all: bool) -> bool:
+        """Return whether this rank's step counts; some optimizers apply it with all ranks.
+
+        `has_all`: no rank was lost. Otherwise it counts if the others can continue from it, and if
+        no collective of the update lacks its result, which is not known of a device's own.
+        """
+        is_sure = self._script.is_update_complete and not group.queues
+        self._is_whole = has_all or (self._shard is not None and is_sure)
+        return self._is_whole
 
     def leave(self) -> None:
         """Release a group that broke or that all ranks leave."""
@@ -178,15 +220,6 @@ class Snapshots:
         if self._saving is not None:
             futures.wait([self._saving])
 
-    def _expect_place(self, group: Group) -> None:
-        size = self._mesh.size()
-        own = int(self._mesh.mesh[tuple(self._mesh.get_coordinate() or ())])
-        if (group.rank, group.size) != (own, size):
-            raise NewProcessError(
-                f"this process holds part {own} of {size} of the model, but is now rank "
-                f"{group.rank} of {group.size}: it must restart"
-            )
-
     def _return_to(self, step: int) -> None:
         run = self._run
         if run.position.step == step or step not in self._own:
@@ -194,7 +227,9 @@ class Snapshots:
         if not run.is_fresh:
             _logger.info("returning from step %d to step %d", run.position.step, step)
         # The script may have left the place of the snapshot before it took the next step.
-        run.load_state_dict(self._unpacked(self._own[step]) | self._progress)
+        is_of_step = self._progress.get("position", {}).get("step") == step
+        progress = self._progress if is_of_step else {}
+        run.load_state_dict(self._unpacked(self._own[step]) | progress)
         run.is_fresh = False
 
     def _unpacked(self, snapshot: Tensor) -> dict[str, Any]:
@@ -206,7 +241,7 @@ class Snapshots:
         """Give each rank that lacks its snapshot a copy of it."""
         begin, step = time.monotonic(), decision.key.step
         sending = [
-            started(partial(send, self._copies[rank, step], group, to=rank))
+            started(partial(send, self._part(rank, step), group, to=rank))
             for rank, sender in decision.senders.items()
             if group.rank == sender
         ]
@@ -214,20 +249,17 @@ class Snapshots:
             memory = receive(None, group, source=decision.senders[group.rank])
             self._run.load_state_dict(self._unpacked(memory))
             self._run.is_fresh = False
-            self._own = {step: memory}
+            self._own[step] = memory
         for sent in sending:
             sent.result()
         if group.rank == 0 or group.rank in decision.senders:
-            _logger.info(
-                "continuing from memory at step %d: %s, %.2f s",
-                step,
-                ", ".join(
-                    f"rank {rank}'s part from rank {sender}"
-                    for rank, sender in list(decision.senders.items())[:8]
-                )
-                or "all ranks have their parts",
-                time.monotonic() - begin,
-            )
+            seconds = time.monotonic() - begin
+            _logger.info("continuing from memory at step %d: %s, %.2f s", step, decision, seconds)
+
+    def _part(self, rank: int, step: int) -> Tensor:
+        """Return a copy of a rank's snapshot, or this rank's own, which is the same."""
+        copy = self._copies.get((rank, step))
+        return self._own[step] if copy is None else copy
 
     def _begin_to_copy(self, step: int, known: Sequence[Collection[int]] = ()) -> None:
         """`known`: for each rank, those whose snapshots of this step it has; empty: none."""

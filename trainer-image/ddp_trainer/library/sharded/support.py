@@ -6,8 +6,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.script_group import ScriptGroup
-from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.exit_codes import ConfigurationError, NewProcessError
 from ddp_trainer.run.parts import Parts
 from ddp_trainer.settings.environment import Placement
 
@@ -68,6 +69,21 @@ def check(parts: Parts, placement: Placement, *, is_batch_fixed: bool, copies: i
         remedy = f"got shard_copies={copies}: choose 0 to {size - 1}, for a job of {size} ranks"
     if remedy is not None:
         raise ConfigurationError(f"join() {remedy}")
+
+
+def expect_place(mesh: DeviceMesh, group: Group) -> None:
+    """Check that a process with a part of the model has the part of its rank.
+
+    Raises:
+        NewProcessError: it does not.
+    """
+    size = mesh.size()
+    own = int(mesh.mesh[tuple(mesh.get_coordinate() or ())])
+    if (group.rank, group.size) != (own, size):
+        raise NewProcessError(
+            f"this process holds part {own} of {size} of the model, but is now rank "
+            f"{group.rank} of {group.size}: it must restart"
+        )
 
 
 def _is_of_job(mesh: DeviceMesh) -> bool:

@@ -273,6 +273,7 @@ class Exchange:
                 self._group.gate.wait()
             except Exception as error:
                 self.note_lost_peer(error)
+            return self._snapshots.end_step(self._group, has_all=self.trouble is None)
         return self.trouble is None
 
     def end_step(self) -> None:
