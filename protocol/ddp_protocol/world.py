@@ -44,6 +44,9 @@ _Name = Annotated[str, Bounds(0, 253)]
 _Members = Annotated[str, Bounds(0, MAX_MEMBERS)]
 _Code = Annotated[str, Bounds(0, 64)]
 _CopyOrder = Annotated[str, Bounds(0, MAX_COPY_ORDER)]
+Pause = Literal["", "Requested", "Paused", "Missed"]
+"""Rank 0's pause after a snapshot. Empty: nobody has requested one. Paused: it waits, and all pods
+hold the snapshots of its step and their copies. Missed: that took too long, and it trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,9 @@ class GroupAssignment(Message):
     """Node ranks such as `0-2,5,3-4`, those that can be lost together one after the other: copies
     of snapshots go to other parts of it, see `copies`. Only a node rank 0 that reports its
     `copy_order` receives it, because earlier launchers refuse long messages. Empty: unknown."""
+    pause: bool = False
+    """True: rank 0 pauses after its next snapshot in memory, because other pods are ready to take
+    the places of some. Only node rank 0 receives it."""
 
     def check(self) -> None:
         """See `Message`."""
@@ -217,3 +223,5 @@ class LauncherStatus(Message):
     copy_order: Annotated[str | None, Bounds(0, 64), OR_NONE] = None
     """Fingerprint of the order by which this launcher places copies, see `copies.fingerprint`.
     Empty: that of the node ranks. None: the launcher uses no other."""
+    pause: Annotated[Pause | None, OR_NONE] = None
+    """Rank 0's pause; None: this launcher keeps no snapshots, or is of an earlier release."""

@@ -87,12 +87,15 @@ class MemoryJob:
         found: dict[str, Any] = leader.news().get("memory", {})
         return found
 
-    def restart(self, pods: list[WorldPod], generation: int, copy_order: str = "") -> None:
-        """Do what the operator does: all begin the next generation."""
+    def restart(
+        self, pods: list[WorldPod], generation: int, copy_order: str = "", **more: Any
+    ) -> None:
+        """Do what the operator does: all begin the next generation. `more`: of the assignments."""
         slots = ",".join(str(int(pod.address.rpartition(".")[2]) - 1) for pod in pods)
         for start in (False, True):
             for node_rank, pod in enumerate(pods):
-                settings: dict[str, Any] = {"start": start, "nodes": len(pods)}
+                settings: dict[str, Any] = {"start": start, "nodes": len(pods), **more}
+                settings |= dict.fromkeys(("masterAddr", "masterAddress"), pods[0].address)
                 if node_rank == 0:
                     settings |= {"members": slots, "copyOrder": copy_order}
                 ended = partial(_has_ended, pod, generation, node_rank, settings)

@@ -20,6 +20,7 @@ import torch
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.memory.file_format import Header, encode
 from ddp_trainer.memory.mapped_files import MappedFile, MappedFiles
+from ddp_trainer.memory.pausing import EVERY_SECONDS, PauseRequest
 from ddp_trainer.memory.progress import StatusFileWriter
 from ddp_trainer.memory.state_tree import Flat, flatten
 from ddp_trainer.memory.volume import (
@@ -38,6 +39,8 @@ from ddp_trainer.settings.environment import Environment
 _MIB = 1 << 20
 _GIB = 1 << 30
 _LONGEST_REFUSAL = 200
+_LONGEST_PAUSE_SECONDS = 600.0
+"""The launcher ends a pause sooner."""
 
 _logger = logging.getLogger(__name__)
 
@@ -46,7 +49,8 @@ def save(step: int, state: object, *, replicated: bool = False) -> bool:
     """Save this rank's state in memory; return whether it was saved. All ranks call it.
 
     It is not saved if the job has no `spec.memoryCheckpoint`, if the state is too large, or while
-    other pods still copy the newest snapshot. Training can continue in each case.
+    other pods still copy the newest snapshot. Training can continue in each case. If another pod is
+    ready to take the place of one whose node will go, rank 0 waits here until all restart.
 
     Args:
         step: Steps completed; it increases from call to call. A second call with the same step
@@ -113,6 +117,7 @@ class Saver:
         self.steps_may_repeat = False
         """True: ranks may return to an earlier step within a generation of the group."""
         self._progress = progress
+        self._pause_request = PauseRequest(volume)
         self._folder = volume.own(assignment.environment.local_rank)
         self._files = MappedFiles(self._folder)
         self._last: tuple[Key, bool] | None = None
@@ -146,7 +151,24 @@ class Saver:
             _logger.warning("no snapshot of step %d: %s", step, refusal)
         self._refusal = refusal
         self._report(name, saved, refusal)
+        if saved and name.rank == 0:
+            self._pause(name)
         return saved
+
+    def _pause(self, name: SnapshotName) -> None:
+        """Wait after a snapshot of rank 0 while the launcher requests it."""
+        step, until = name.key.step, time.monotonic() + _LONGEST_PAUSE_SECONDS
+        if not self._pause_request.includes(step):
+            return
+        _logger.info("pausing after step %d, so that other pods can take places", step)
+        while self._pause_request.includes(step):
+            if time.monotonic() > until:
+                _logger.warning("paused for %.0f s: continuing", _LONGEST_PAUSE_SECONDS)
+                return
+            # Again and again, since a datagram can be lost.
+            self._report(name, saved=True, refusal="", paused=True)
+            time.sleep(EVERY_SECONDS)
+        _logger.info("continuing after step %d: the pause was withdrawn", step)
 
     def skip(self, step: int) -> None:
         """Do not save a sharded state of this step, unless the volume has it.
@@ -239,7 +261,9 @@ class Saver:
         ]
         return len(own) + len(restored)
 
-    def _report(self, name: SnapshotName, saved: bool, refusal: str) -> None:
+    def _report(
+        self, name: SnapshotName, saved: bool, refusal: str, *, paused: bool = False
+    ) -> None:
         """Tell the launcher, without waiting for it."""
         message: dict[str, object] = {
             "rank": name.rank,
@@ -250,6 +274,8 @@ class Saver:
         }
         if refusal:
             message["refusal"] = refusal
+        if paused:
+            message["paused"] = True
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
             try:
                 sender.sendto(json.dumps(message).encode(), str(self.volume.socket))

@@ -184,6 +184,11 @@ STATES: Final = {
         "another pod is created for it and takes over once it is ready; until then the job trains",
         "kubectl get pods shows what the new pod waits for",
     ),
+    "PausedToMove": Reason(
+        "rank 0 has paused after a snapshot in memory, so that another pod can take a place",
+        "all ranks restart and resume at that step; none is repeated",
+        NOTHING,
+    ),
     "RestartRequested": Reason(
         "somebody asked for a restart (kubectl ddp restart)", UNCHARGED, NOTHING
     ),

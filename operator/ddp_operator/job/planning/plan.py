@@ -34,6 +34,7 @@ from ddp_operator.job.planning import (
 from ddp_operator.job.planning.failures import (
     late_causes,
     moves,
+    pauses,
     recovery,
     watchdog,
 )
@@ -184,8 +185,7 @@ def _changes(
 ) -> Iterator[Plan | None]:
     """As `_decisions`, of a group in which nothing has failed."""
     # A pod that trains is moved only in such a group.
-    leaving = any(node.leaving for node in pods.nodes.unwell.values())
-    if leaving or job.status.slow_rank or job.status.bookkeeping.successors:
+    if _may_move(job, pods):
         yield moves.move(job, pods, report, now)
     # Spares cost the group nothing, so they come before a smaller group.
     if pods.spares or pods.spares_missing:
@@ -203,6 +203,11 @@ def _changes(
         yield topology.order(job, pods, now)
 
 
+def _may_move(job: DDPJob, pods: Observed) -> bool:
+    leaving = any(node.leaving for node in pods.nodes.unwell.values())
+    return bool(leaving or job.status.slow_rank or job.status.bookkeeping.successors)
+
+
 def _carry_out(
     job: DDPJob, pods: Observed, report: Report | None, hang: Hang | None, now: datetime
 ) -> Plan:
@@ -210,14 +215,16 @@ def _carry_out(
     if job.spec.suspend:
         planned = convergence.stay_suspended(job, pods)
     else:
-        planned = _with_upkeep(job, pods, convergence.converge(job, pods, now), now)
+        planned = _with_upkeep(job, pods, convergence.converge(job, pods, now), report, now)
         planned = watchdog.with_silence_warning(job, planned, report, now)
     if hang is None:
         planned = watchdog.with_request(job, pods, planned, report, now)
     return planned
 
 
-def _with_upkeep(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
+def _with_upkeep(
+    job: DDPJob, pods: Observed, planned: Plan, report: Report | None, now: datetime
+) -> Plan:
     """Add what only some active jobs need."""
     notes, running = job.status.bookkeeping, job.status.condition("Running")
     if job.spec.isolation or notes.isolation:
@@ -234,8 +241,13 @@ def _with_upkeep(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> P
         planned = topology.with_order_due(job, pods, planned, now)
     # Pods know their first group from their environment, but not the nodes of the others.
     may_copy = job.spec.memory_checkpoint is not None or notes.launcher == "Pod"
-    if world_of(job).generation or (may_copy and copy_order.is_order_due(job, pods)):
-        planned = assignments.with_assignments(job, pods, planned, now)
+    pause = may_copy and _may_move(job, pods) and moves.wants_pause(job, pods, report, now)
+    if (
+        world_of(job).generation
+        or (may_copy and copy_order.is_order_due(job, pods))
+        or pauses.is_due(job, pods, wanted=pause)
+    ):
+        planned = assignments.with_assignments(job, pods, planned, now, pause=pause)
     was_unreachable = running is not None and running.reason == PODS_UNREACHABLE
     if was_unreachable or pods.gaps or pods.launchers.silent_since:
         planned = assignments.with_warning(job, pods, planned, now)

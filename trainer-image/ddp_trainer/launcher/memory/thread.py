@@ -14,12 +14,14 @@ from pathlib import Path
 
 from ddp_protocol.message import from_json
 
+from ddp_trainer.launcher.memory.pausing import Pausing
 from ddp_trainer.launcher.memory.pod_memory import PodMemory
 from ddp_trainer.launcher.memory.protocol.messages import RankReport
 from ddp_trainer.launcher.memory.protocol.peers import caller
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import GroupState
+from ddp_trainer.memory.pausing import PauseRequest
 from ddp_trainer.memory.volume import Volume
 from ddp_trainer.system.logs import DistinctErrors
 
@@ -90,20 +92,23 @@ def start_memory(
         return None
     call = caller(rank_environment.placement)
     memory = PodMemory(volume, store, world, rank_environment, call=call, wake=inbox.wake)
-    world.memory = memory.news
+    world.memory, world.wake_memory = memory.news, inbox.wake
+    pausing = Pausing(PauseRequest(volume), world)
     memory.copying.start()
-    threading.Thread(target=_run, args=(memory, inbox), name="memory", daemon=True).start()
+    threading.Thread(target=_run, args=(memory, pausing, inbox), name="memory", daemon=True).start()
     return memory
 
 
-def _run(memory: PodMemory, inbox: Inbox) -> None:
+def _run(memory: PodMemory, pausing: Pausing, inbox: Inbox) -> None:
     errors = DistinctErrors(_logger, "memory")
     due: float | None = None
     while True:
         for report in inbox.wait(None if due is None else due - time.monotonic()):
             memory.note(report)
+            pausing.note(report)
         try:
-            due = memory.turn(time.monotonic())
+            dues = memory.turn(time.monotonic()), pausing.look(memory.group, time.monotonic())
+            due = min((one for one in dues if one is not None), default=None)
         except OSError as error:
             errors.log(error)
             due = time.monotonic() + _AFTER_ERROR_SECONDS

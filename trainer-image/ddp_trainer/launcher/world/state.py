@@ -25,6 +25,7 @@ from ddp_protocol.world import (
     LauncherStatus,
     Led,
     MemoryReport,
+    Pause,
     PodFailure,
 )
 
@@ -82,6 +83,10 @@ class GroupState:
         self._is_warm = False
         self._remark = ""
         self._copy_order = ""
+        self._pause_wanted = False
+        self._pause: Pause | None = None
+        self.wake_memory: Callable[[], None] = lambda: None
+        """Called when the request for a pause changes."""
         self.memory: Callable[[], MemoryReport | None] = lambda: None
         """Returns the news of snapshots in memory; called while the state is locked."""
 
@@ -112,8 +117,10 @@ class GroupState:
             if assignment.generation == known.generation:
                 if not self._is_the_same(assignment):
                     return False
-                if assignment.copy_order and not assignment.led:
-                    self._set_copy_order(assignment.copy_order)
+                if not assignment.led:
+                    if assignment.copy_order:
+                        self._set_copy_order(assignment.copy_order)
+                    self._want_pause(assignment.pause)
                 if known.start or not assignment.start:
                     return True
             self._replace(assignment)
@@ -147,6 +154,8 @@ class GroupState:
         is_next = assignment.generation > self._assignment.generation
         if is_next:
             self._led, self._remark = assignment.led, ""
+            self._pause = "" if self._pause is not None else None
+            self._want_pause(False)
             if not assignment.led:  # otherwise the pods are the same
                 self._set_copy_order(assignment.copy_order)
             self._failures_before += self._failures[:MAX_FAILURES_LED]
@@ -168,6 +177,23 @@ class GroupState:
             self._copy_order = order
             self._tell()
             self._wake()
+
+    def _want_pause(self, wanted: bool) -> None:
+        if wanted != self._pause_wanted:
+            self._pause_wanted = wanted
+            self.wake_memory()
+
+    def is_pause_wanted(self, generation: int) -> bool:
+        """Return whether rank 0 of a generation is to pause after its next snapshot."""
+        with self._changed:
+            return self._pause_wanted and generation == self._assignment.generation
+
+    def set_pause(self, pause: Pause, generation: int) -> None:
+        """Give the operator the state of that pause, unless the group has restarted."""
+        with self._changed:
+            if generation == self._assignment.generation and pause != self._pause:
+                self._pause = pause
+                self._tell()
 
     def _forget_led(self) -> None:
         self._led_before.clear()
@@ -343,6 +369,7 @@ class GroupState:
                 code=self._assignment.code,
                 remark=self._remark,
                 copy_order=fingerprint(self._copy_order),
+                pause=self._pause,
             )
 
     def _wait_for_news(

@@ -19,7 +19,7 @@ from ddp_operator.api.status import Failure
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.failure import records, restart_rules
 from ddp_operator.job.membership.world import first_successor, has_launcher, members
-from ddp_operator.job.planning.failures import recovery
+from ddp_operator.job.planning.failures import pauses, recovery
 from ddp_operator.job.planning.group import elasticity, local_checkpoints, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
@@ -35,6 +35,7 @@ _MAX_REPLACED: Final = 100
 _ALONE: Final = ("RestartPod", "RestartInPlace")
 """Actions that let another pod take a pod's place."""
 _WAITS: Final = "no pod on another node is ready to take its place yet"
+_PAUSES: Final = "rank 0 pauses after its next snapshot in memory, and then another pod takes over"
 MAX_LEFT: Final = 100
 """How many nodes a job remembers to have left, so that it leaves each only once."""
 _MAX_START: Final = 240
@@ -51,6 +52,21 @@ class _Move(NamedTuple):
     failure: Failure
     boot: str = ""
     """The boot of the node that is about to be terminated; empty: a rank is slow there."""
+
+
+class _Found(NamedTuple):
+    """The moves that are due."""
+
+    moves: Sequence[_Move]
+    ready: Sequence[_Move]
+    """Those that are possible now."""
+    at_work: bool
+    shrinks: bool = False
+    """True: the others continue without these pods."""
+    refusal: str = ""
+    """Why a slow pod may not be replaced."""
+    is_slow: bool = False
+    """True: a rank is slow for long enough to be replaced."""
 
 
 def with_due(nodes: Nodes, now: datetime) -> Nodes:
@@ -72,12 +88,36 @@ def move(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> P
     """Decide that pods leave their nodes, since others are ready to take their places; that
     successors are created first; or that they are not needed any more.
     """
+    found = _find(job, pods, report, now)
+    waits = bool(found.ready) and pauses.is_awaited(job, pods)
+    if found.ready and not waits and (planned := _moved(job, pods, found.ready, now)):
+        return planned
+    if found.shrinks:
+        return None
+    # A restart ends no wait for a successor.
+    ends_wait = found.at_work or not found.moves
+    planned = _with_successors(job, pods, found.moves) if ends_wait else None
+    known = job.status.slow_rank
+    if planned or known is None or not found.is_slow or not found.at_work:
+        return planned
+    reason = found.refusal or (_PAUSES if waits else _WAITS)
+    known = known.updated(not_replaced=reason)
+    status = job.status.updated(slow_rank=known)
+    return Plan(status, decided=True) if status != job.status else None
+
+
+def wants_pause(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> bool:
+    """Return whether pods could leave their nodes now, once rank 0 pauses."""
+    return pauses.may_pause(job, pods) and bool(_find(job, pods, report, now).ready)
+
+
+def _find(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> _Found:
     leaving, at_work = _off_leaving_nodes(job, pods, now), is_at_work(job, pods)
     if leaving and at_work and elasticity.can_go_without(job, pods, _node_ranks(leaving)):
-        return _moved(job, pods, leaving, now)
+        return _Found(leaving, leaving, at_work=True, shrinks=True)
     moves, refusal = [one for one in leaving if _is_alone(job, one)], ""
-    slow, known = None if moves else _off_slow_node(job, pods, now), job.status.slow_rank
-    if slow is not None and known is not None:
+    slow = None if moves else _off_slow_node(job, pods, now)
+    if slow is not None:
         refusal = _refusal(job, slow)
         moves = [] if refusal else [slow]
         # The last comparison of this group's ranks must show it again.
@@ -85,19 +125,12 @@ def move(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> P
         is_slow = pace is None or not pace.faster_in_a_row
         is_told = report is not None and report.concerns(job) and is_slow
         at_work = at_work and is_told
+    chosen: list[_Move] = []
     if at_work and moves:
         lost = _node_ranks(moves)[: len(members(job)) - 1]
         ready = spares.take_over(job, pods, lost, off=_off(pods, moves)).keys()
         chosen = [one for one in moves if ready >= set(_node_ranks([one]))]
-        if chosen and (planned := _moved(job, pods, chosen, now)):
-            return planned
-    # A restart ends no wait for a successor.
-    planned = _with_successors(job, pods, moves) if at_work or not moves else None
-    if planned or known is None or slow is None or not at_work:
-        return planned
-    known = known.updated(not_replaced=refusal or _WAITS)
-    status = job.status.updated(slow_rank=known)
-    return Plan(status, decided=True) if status != job.status else None
+    return _Found(moves, chosen, at_work=at_work, refusal=refusal, is_slow=slow is not None)
 
 
 def _off_leaving_nodes(job: DDPJob, pods: Observed, now: datetime) -> list[_Move]:
@@ -157,14 +190,22 @@ def _moved(job: DDPJob, pods: Observed, moves: Sequence[_Move], now: datetime) -
         left = (*notes.left_nodes, *(one.boot for one in moves))
         status = status.noting(left_nodes=left[-MAX_LEFT:])
     seen, lost, off = replace(job, status=status), _node_ranks(moves), _off(pods, moves)
-    planned = recovery.failed(seen, pods, failure, lost, now, excused=is_slow, off=off)
+    paused = pauses.paused_step(job, pods)
+    planned = recovery.failed(
+        seen, pods, failure, lost, now, excused=is_slow, off=off, is_saved=paused is not None
+    )
     after = planned.status
     if after.finished or after.attempt != status.attempt:
         return None
     new = set(members(replace(job, status=after))).difference(members(job))
     rest = (notes.successors or 0) - sum(slot >= first_successor(job) for slot in new)
     leaves = notes.nodes_to_leave if rest else ()
-    return replace(planned, status=after.noting(successors=rest or None, nodes_to_leave=leaves))
+    events = planned.events
+    if paused is not None:
+        message = f"training pauses after step {paused}, from which all ranks continue"
+        events = (Event("PausedToMove", message), *events)
+    status = after.noting(successors=rest or None, nodes_to_leave=leaves)
+    return replace(planned, status=status, events=events)
 
 
 def _with_successors(job: DDPJob, pods: Observed, moves: Sequence[_Move]) -> Plan | None:

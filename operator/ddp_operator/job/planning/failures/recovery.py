@@ -58,11 +58,13 @@ def failed(
     *,
     excused: bool = False,
     off: Collection[str] = (),
+    is_saved: bool = False,
 ) -> Plan:
     """Decide about one failure by the job's rules, its class, and the remaining restarts.
 
     `lost`: node ranks that cannot continue; empty if none can. `excused`: not charged unless a rule
-    says so. `off`: nodes that pods leave while they still train.
+    says so. `off`: nodes that pods leave while they still train. `is_saved`: rank 0 pauses, and the
+    ranks have nothing to save.
     """
     # Rules may charge any failure, but none twice.
     continued = bool(lost) and failure.index in pods.not_restarted
@@ -118,7 +120,7 @@ def failed(
             new_slots=spares.slots_by_rank(takeovers),
             without=without,
             lost=len(gone),
-            grace_seconds=0 if 0 in lost else None,
+            grace_seconds=0 if is_saved or 0 in lost else None,
         )
     used = status.bookkeeping.restarts_without_progress
     cost = f"restart {used} of {limit}" if charged else "not charged"

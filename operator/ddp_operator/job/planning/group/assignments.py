@@ -16,6 +16,7 @@ from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.membership.launchers import PODS_UNREACHABLE, Assignment
 from ddp_operator.job.membership.rank_order import is_due, is_first_due
 from ddp_operator.job.membership.world import members, members_to_lead, scope_of, world_of
+from ddp_operator.job.planning.failures import pauses
 from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS, in_present_group, unreached_since
 from ddp_operator.job.planning.group.copy_order import copy_order, is_order_due
 from ddp_operator.job.planning.model import Plan
@@ -33,9 +34,14 @@ _SELDOM: Final = timedelta(seconds=30)
 _PATIENCE: Final = timedelta(seconds=UNREACHABLE_SECONDS)
 
 
-def with_assignments(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
-    """Add assignments for the launchers that do not know the group to the plan of an active job."""
-    assigned = tuple(_assignments(job, pods, now))
+def with_assignments(
+    job: DDPJob, pods: Observed, planned: Plan, now: datetime, *, pause: bool = False
+) -> Plan:
+    """Add assignments for the launchers that do not know the group to the plan of an active job.
+
+    `pause`: whether rank 0 is to pause after its next snapshot.
+    """
+    assigned = tuple(_assignments(job, pods, now, pause=pause))
     if not (assigned or _must_wait(job, pods, now)):
         return planned
     pause = _AGAIN
@@ -48,7 +54,9 @@ def with_assignments(job: DDPJob, pods: Observed, planned: Plan, now: datetime) 
     return replace(planned, assignments=assigned).requeued_at(now + pause)
 
 
-def _assignments(job: DDPJob, pods: Observed, now: datetime) -> Iterator[Assignment]:
+def _assignments(
+    job: DDPJob, pods: Observed, now: datetime, *, pause: bool
+) -> Iterator[Assignment]:
     generation = world_of(job).generation
     start = _may_start(job, pods, now)
     ignorant: list[tuple[int | None, PodState]] = [
@@ -62,12 +70,13 @@ def _assignments(job: DDPJob, pods: Observed, now: datetime) -> Iterator[Assignm
         (None, pod) for pod in outside if not pods.launchers.knows(pod.key.name, generation)
     ]
     leader = pods.current.get(0)
-    if leader and is_order_due(job, pods) and all(index != 0 for index, _ in ignorant):
+    has_news = is_order_due(job, pods) or pauses.is_due(job, pods, wanted=pause)
+    if leader and has_news and all(index != 0 for index, _ in ignorant):
         ignorant.append((0, leader))
     for index, pod in ignorant:
         if pod.address and pod.started and not (pod.exit or pod.deleting):
             starts = start and index is not None
-            group = _group(job, pods, index, start=starts)
+            group = _group(job, pods, index, start=starts, pause=pause)
             yield Assignment(pod.key.name, pod.address, group, pod.token_key)
 
 
@@ -92,7 +101,9 @@ def _must_wait(job: DDPJob, pods: Observed, now: datetime) -> bool:
     return scope_of(job) == "InPlace" and bool(still_at_work(job, pods, now))
 
 
-def _group(job: DDPJob, pods: Observed, index: int | None, *, start: bool) -> GroupAssignment:
+def _group(
+    job: DDPJob, pods: Observed, index: int | None, *, start: bool, pause: bool
+) -> GroupAssignment:
     code = Code.parse(job.status.bookkeeping.code)
     leader = pods.current.get(0)
     address = leader.address.rpartition(":")[0].strip("[]") if leader else ""
@@ -112,6 +123,7 @@ def _group(job: DDPJob, pods: Observed, index: int | None, *, start: bool) -> Gr
         members=members_to_lead(job) if index == 0 else "",
         copy_order=copy_order(job, pods) if index == 0 else "",
         code=code.id if code else "",
+        pause=pause and index == 0,
     )
 
 

@@ -143,3 +143,5 @@ class RankReport:
     """True: it speaks for all ranks of its pod."""
     refusal: str = ""
     """Why it cannot save; empty: it can."""
+    paused: bool = False
+    """True: it waits after this step, as requested."""
