@@ -58,9 +58,7 @@ def wait_for_pause(leader: WorldPod) -> int:
     ids=["sharded", "sharded, rank 0", "replicated"],
 )
 def test_pod_moves_without_a_repeated_step(tmp_path: Path, kind: str, leaves: int) -> None:
-    with memory_job(
-        tmp_path, nodes=_NODES, local_world_size=_RANKS, command=command(kind)
-    ) as job:
+    with memory_job(tmp_path, nodes=_NODES, local_world_size=_RANKS, command=command(kind)) as job:
         pods, successor = trains(job)
         ask_to_pause(pods[0])
         paused = wait_for_pause(pods[0])

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from ddp_trainer import memory
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.memory import saving
+from ddp_trainer.memory.pausing import PauseRequest
 from ddp_trainer.memory.saving import Saver
 from ddp_trainer.memory.volume import Volume
 from ddp_trainer.process_group.current_assignment import CurrentAssignment
@@ -26,6 +28,7 @@ from tests.trainer.memory.pods import listening, variables
 from tests.trainer.memory.sameness import same
 from tests.trainer.memory.states import restored
 from tests.trainer.support.mounts import with_own_mounts
+from tests.trainer.support.pods import until
 
 STATE = {"weight": torch.arange(5000.0), "frozen": torch.ones(3, 4).T, "raw": b"abc", "n": None}
 
@@ -344,3 +347,28 @@ def test_process_without_a_rank_is_an_error(
 def test_the_launcher_loads_no_torch() -> None:
     program = "import sys; from ddp_trainer.memory import volume; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_rank_0_pauses_after_a_snapshot_while_that_is_requested(tmp_path: Path) -> None:
+    request = PauseRequest(volume_at(tmp_path))
+    request.make(after=1)
+    saver = saver_at(tmp_path)
+    with listening(volume_at(tmp_path)) as reports:
+        assert saver.save(1, STATE, replicated=False), "the request is for later steps"
+        assert [each.get("paused") for each in reports.read()] == [None]
+        saving = threading.Thread(target=saver.save, args=[2, STATE], kwargs={"replicated": False})
+        saving.start()
+        found: list[Any] = []
+        until(lambda: bool(found.extend(reports.read()) or len(found) > 3), "reports")
+        assert saving.is_alive()
+        own = {"rank": 0, "generation": 1, "step": 2, "replicated": False, "saved": True}
+        assert found[:3] == [own, own | {"paused": True}, own | {"paused": True}]
+        request.withdraw()
+        saving.join(60)
+        assert not saving.is_alive()
+
+
+def test_other_ranks_and_skipped_steps_do_not_pause(tmp_path: Path) -> None:
+    PauseRequest(volume_at(tmp_path)).make(after=-1)
+    assert saver_at(tmp_path, rank=1, ranks=2).save(1, STATE, replicated=False)
+    assert not saver_at(tmp_path, size=1 << 10).save(1, STATE, replicated=False)

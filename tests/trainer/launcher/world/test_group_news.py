@@ -443,3 +443,26 @@ def test_order_for_copies_changes_without_another_assignment() -> None:
     assert world.copy_order == "1,0", "the pods are the same"
     assert world.accept(replace(BORN, generation=6))
     assert world.copy_order == ""
+
+
+def test_pause_is_requested_and_reported_within_one_generation() -> None:
+    woken: list[bool] = []
+    world = GroupState(BORN)
+    world.wake_memory = lambda: woken.append(True)
+    assert world.news(after=0, wait_seconds=0).pause is None, "the pod keeps no snapshots"
+    world.set_pause("", 4)
+    assert world.accept(replace(BORN, pause=True))
+    assert world.accept(replace(BORN, pause=True))
+    assert woken == [True]
+    assert [world.is_pause_wanted(generation) for generation in (3, 4)] == [False, True]
+    before = number(world)
+    world.set_pause("Paused", 4)
+    news = world.news(after=before, wait_seconds=0)
+    assert (news.number, news.pause) == (before + 1, "Paused")
+    assert world.accept(replace(BORN, generation=5))
+    world.set_pause("Paused", 4)  # from a thread that was slow
+    assert world.news(after=0, wait_seconds=0).pause == ""
+    assert not world.is_pause_wanted(5)
+    assert world.accept(replace(BORN, generation=5, pause=True))
+    assert world.accept(replace(BORN, generation=6, led=True, leader="j-0-0"))
+    assert not world.is_pause_wanted(6)

@@ -114,6 +114,13 @@ class Completeness:
             dead = self._given_up.union(filter(self._is_dead, steps))
             return tuple(sorted(step for step in dead if step > above))
 
+    def can_complete(self, step: int) -> bool:
+        """Return whether a step is complete or may become so."""
+        with self._lock:
+            if self._complete is not None and step <= self._complete:
+                return True
+            return step not in self._given_up and not self._is_dead(step)
+
     def _is_dead(self, step: int) -> bool:
         kinds = set()
         for asked, held, _ in self._reports.values():

@@ -84,7 +84,7 @@ class Pausing:
             if completeness.complete is not None and completeness.complete >= step:
                 self._state, self._until = "Paused", now + _PAUSE_SECONDS
                 _logger.info("memory: rank 0 pauses after step %d", step)
-            elif step in completeness.dead():  # another pod skipped it
+            elif not completeness.can_complete(step):  # another pod skipped it
                 self._request.make(after=step)
                 self._paused_at, self._until = None, self._snapshot_by
         if now >= self._until:
