@@ -145,6 +145,7 @@ class TestLeavingNodes:
         assert group(decision).members == "0,3,2"
         notes = decision.status.bookkeeping
         assert (notes.successors, notes.nodes_to_leave) == (None, ())
+        assert notes.lost_members == 0, "the ranks complete their step before they leave"
         job = stored(job, decision)
         then = planned(job, all_pods, nodes)
         assert then.delete == (pods[1].key,), "the trainer saves when its pod is deleted"

@@ -119,7 +119,8 @@ def failed(
             now,
             new_slots=spares.slots_by_rank(takeovers),
             without=without,
-            lost=len(gone),
+            # Ranks leave a group that still trains together, after a step.
+            lost=0 if off else len(gone),
             grace_seconds=0 if is_saved or 0 in lost else None,
         )
     used = status.bookkeeping.restarts_without_progress
