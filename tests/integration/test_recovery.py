@@ -1,6 +1,7 @@
 """Failures and recovery, with a real operator and API server; the tests play user and kubelet."""
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -225,3 +226,55 @@ async def _leave(
     assert status.world is not None
     assert status.world.members == "0,2"
     assert status.bookkeeping.left_nodes == (NODE,)
+
+
+class PausingLauncher:
+    """The launchers of a script that keeps snapshots in memory; rank 0 pauses once it is asked."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.asked: list[bool] = []
+        """For each request for another state of the pause: whether it wants one."""
+
+    def answer(self, document: bytes) -> bytes:
+        sent = json.loads(document or b"{}")
+        self.generation = max(self.generation, sent.get("generation", 0))
+        if document and sent["nodeRank"] == 0:
+            self.asked.append(sent.get("pause", False))
+        is_paused = self.asked[-1:] == [True] and self.generation == 0
+        memory = {"step": 40, "copies": 1}
+        status = {"number": len(self.asked) + 1, "scope": "InPlace", "memory": memory}
+        status |= {"pause": "Paused" if is_paused else "", "ended": True}
+        return json.dumps(status | {"generation": self.generation}).encode()
+
+
+@pytest.mark.usefixtures("nodes")
+async def test_pod_leaves_a_node_while_rank_0_pauses(
+    jobs: Jobs, kubelet: FakeKubelet, admin: ApiClient
+) -> None:
+    async with TrainerServer() as trainer:
+        launcher = PausingLauncher()
+        trainer.world = launcher.answer
+        restart, memory = {"scope": "InPlace"}, {"sizeLimit": "64Mi"}
+        await jobs.create(
+            job(replicas=2, statusPort=trainer.port, restart=restart, memoryCheckpoint=memory)
+        )
+        await jobs.until_pods("job-0-0", "job-0-1")
+        await kubelet.run("job-0-0", ip="127.0.0.1", node="node-2")
+        await kubelet.run("job-0-1", ip="127.0.0.1")
+        await jobs.until_phase("Running")
+        await jobs.until(lambda status: bool(status.bookkeeping.launcher))
+        body = {"metadata": {"labels": {"cloud.google.com/active-node-maintenance": "ONGOING"}}}
+        await admin.request("PATCH", NODES.path(name=NODE), body=body, content_type=MERGE_PATCH)
+        await jobs.until_pods("job-0-0", "job-0-1", "job-0-2")
+        assert launcher.asked == [], "no other pod is ready yet"
+        await kubelet.run("job-0-2", ip="127.0.0.1", node="node-3")
+        message = await jobs.until_told("PausedToMove")
+        assert message == "training pauses after step 40, from which all ranks continue"
+        status = await jobs.until(lambda status: bool(status.failures))
+        assert [failure.action for failure in status.failures] == ["RestartInPlace"]
+        assert status.world is not None
+        assert status.world.members == "0,2"
+        await kubelet.finish_deleted("job-0-1")
+        await jobs.until(lambda _: launcher.generation == 1)
+        assert launcher.asked[0] is True
