@@ -16,6 +16,7 @@ from ddp_operator.job.membership.launchers import PODS_UNREACHABLE
 from ddp_operator.job.membership.world import RESTART_GRACE_SECONDS, members
 from ddp_operator.job.planning import gap_records, gaps
 from ddp_operator.job.planning.decisions import active_deadline, queued
+from ddp_operator.job.planning.failures import pauses
 from ddp_operator.job.planning.group import local_checkpoints
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.places import queue
@@ -48,6 +49,9 @@ from ddp_operator.ports import Event
 
 _REFUSED_POD: Final = linear(r'^pods "[^"]*-(\d+)(?:-r\d+)?" is forbidden')
 """Matches the pod's name, which ends with its index and its replacement count."""
+
+_SAVED_GRACE_SECONDS: Final = 1
+"""Grace period of replaced pods that have nothing to save; the group's restart waits for them."""
 
 _REFUSALS = (NAME_TAKEN, PODS_FORBIDDEN, API_SERVER_ERROR)
 _PASSING = (PODS_READY, PODS_NOT_READY, PODS_UNREACHABLE, *_REFUSALS)
@@ -84,13 +88,14 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         planned = _create(job, pods, now)
     leaving = [pod for pod in pods.old if not pod.deleting]
     # Pods of old attempts save and leave quickly: new pods may need their nodes.
-    hurried = (pod for pod in leaving if pod.grace_seconds > RESTART_GRACE_SECONDS)
+    grace = _SAVED_GRACE_SECONDS if pauses.ended_paused(job, pods) else RESTART_GRACE_SECONDS
+    hurried = (pod for pod in leaving if pod.grace_seconds > grace)
     # A replaced pod of this attempt may still answer to the host name of its replacement.
     rivals = (pod for pod in pods.old if pod.identity.attempt == job.status.attempt)
     planned = replace(
         planned,
         delete=tuple(pod.key for pod in leaving),
-        grace_seconds={pod.key: RESTART_GRACE_SECONDS for pod in hurried},
+        grace_seconds={pod.key: grace for pod in hurried},
         fence=tuple(pod.key for pod in rivals if pod.in_dns),
     )
     if pods.may_have_failed:

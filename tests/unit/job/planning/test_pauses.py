@@ -98,6 +98,7 @@ def test_paused_ranks_restart_at_once_and_nothing_else_is_saved() -> None:
     job = stored(job, decision)
     then = planned(job, [*pods, new], NODES, launchers=reporting("Paused"))
     assert then.delete == (pods[1].key,)
+    assert then.grace_seconds == {pods[1].key: 1}, "its ranks wait for rank 0 in vain"
     assert not any(each.group.pause for each in then.assignments)
 
 
@@ -107,6 +108,8 @@ def test_ranks_restart_without_a_pause_that_came_too_late() -> None:
     assert [each.reason for each in decision.events] == ["Restarting"]
     assert group(decision).members == "0,3,2"
     assert decision.status.bookkeeping.grace_seconds == 15
+    then = planned(stored(job, decision), [*pods, new], NODES, launchers=reporting("Missed"))
+    assert (then.delete, then.grace_seconds) == ((pods[1].key,), {pods[1].key: 15})
 
 
 def test_rank_0_itself_may_leave() -> None:

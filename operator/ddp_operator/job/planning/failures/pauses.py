@@ -36,6 +36,16 @@ def paused_step(job: DDPJob, pods: Observed) -> int | None:
     return leader.memory.step
 
 
+def ended_paused(job: DDPJob, pods: Observed) -> bool:
+    """Return whether the previous generation ended while rank 0 paused, as far as is still known.
+    Its ranks have nothing to save, and wait for each other in vain.
+    """
+    leader = pods.launchers.leader
+    if leader is None or leader.pause != "Paused":
+        return False
+    return leader.generation + 1 == world_of(job).generation
+
+
 def is_due(job: DDPJob, pods: Observed, *, wanted: bool) -> bool:
     """Return whether node rank 0's launcher must learn that a pause is wanted, or is not."""
     leader = _leader(job, pods)
