@@ -359,7 +359,12 @@ def test_rank_0_pauses_after_a_snapshot_while_that_is_requested(tmp_path: Path) 
         saving = threading.Thread(target=saver.save, args=[2, STATE], kwargs={"replicated": False})
         saving.start()
         found: list[Any] = []
-        until(lambda: bool(found.extend(reports.read()) or len(found) > 3), "reports")
+
+        def receive() -> bool:
+            found.extend(reports.read())
+            return len(found) > 3
+
+        until(receive, "reports")
         assert saving.is_alive()
         own = {"rank": 0, "generation": 1, "step": 2, "replicated": False, "saved": True}
         assert found[:3] == [own, own | {"paused": True}, own | {"paused": True}]

@@ -241,13 +241,13 @@ def _with_upkeep(
         planned = topology.with_order_due(job, pods, planned, now)
     # Pods know their first group from their environment, but not the nodes of the others.
     may_copy = job.spec.memory_checkpoint is not None or notes.launcher == "Pod"
-    pause = may_copy and _may_move(job, pods) and moves.wants_pause(job, pods, report, now)
+    wants_pause = may_copy and _may_move(job, pods) and moves.wants_pause(job, pods, report, now)
     if (
         world_of(job).generation
         or (may_copy and copy_order.is_order_due(job, pods))
-        or pauses.is_due(job, pods, wanted=pause)
+        or pauses.is_due(job, pods, wanted=wants_pause)
     ):
-        planned = assignments.with_assignments(job, pods, planned, now, pause=pause)
+        planned = assignments.with_assignments(job, pods, planned, now, wants_pause=wants_pause)
     was_unreachable = running is not None and running.reason == PODS_UNREACHABLE
     if was_unreachable or pods.gaps or pods.launchers.silent_since:
         planned = assignments.with_warning(job, pods, planned, now)

@@ -181,7 +181,7 @@ def test_elastic_group_pauses_only_for_snapshots_that_fit_any_size(replicated: b
     decision = planned(job, pods, NODES, launchers=states)
     assert [each.pause for each in to_leader(decision)] == [True] * replicated
     assert len(decision.status.failures) == (not replicated)
-    states = replace(states, leader=replace(states.leader, pause="Paused"))
+    states = reporting("Paused", memory=replace(SAVED, replicated=replicated))
     assert group(planned(job, pods, NODES, launchers=states)).members == "0,2"
 
 

@@ -35,13 +35,13 @@ _PATIENCE: Final = timedelta(seconds=UNREACHABLE_SECONDS)
 
 
 def with_assignments(
-    job: DDPJob, pods: Observed, planned: Plan, now: datetime, *, pause: bool = False
+    job: DDPJob, pods: Observed, planned: Plan, now: datetime, *, wants_pause: bool = False
 ) -> Plan:
     """Add assignments for the launchers that do not know the group to the plan of an active job.
 
-    `pause`: whether rank 0 is to pause after its next snapshot.
+    `wants_pause`: whether rank 0 is to pause after its next snapshot.
     """
-    assigned = tuple(_assignments(job, pods, now, pause=pause))
+    assigned = tuple(_assignments(job, pods, now, wants_pause=wants_pause))
     if not (assigned or _must_wait(job, pods, now)):
         return planned
     pause = _AGAIN
@@ -55,7 +55,7 @@ def with_assignments(
 
 
 def _assignments(
-    job: DDPJob, pods: Observed, now: datetime, *, pause: bool
+    job: DDPJob, pods: Observed, now: datetime, *, wants_pause: bool
 ) -> Iterator[Assignment]:
     generation = world_of(job).generation
     start = _may_start(job, pods, now)
@@ -70,13 +70,13 @@ def _assignments(
         (None, pod) for pod in outside if not pods.launchers.knows(pod.key.name, generation)
     ]
     leader = pods.current.get(0)
-    has_news = is_order_due(job, pods) or pauses.is_due(job, pods, wanted=pause)
+    has_news = is_order_due(job, pods) or pauses.is_due(job, pods, wanted=wants_pause)
     if leader and has_news and all(index != 0 for index, _ in ignorant):
         ignorant.append((0, leader))
     for index, pod in ignorant:
         if pod.address and pod.started and not (pod.exit or pod.deleting):
             starts = start and index is not None
-            group = _group(job, pods, index, start=starts, pause=pause)
+            group = _group(job, pods, index, start=starts, pause=wants_pause)
             yield Assignment(pod.key.name, pod.address, group, pod.token_key)
 
 
