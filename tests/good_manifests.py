@@ -466,7 +466,7 @@ DEFAULTS: Json = {
 
 _FOLDER = Path(__file__).parents[1] / "manifests" / "examples"
 EXAMPLES: dict[str, Json] = {
-    path.stem: manifest
+    manifest["metadata"]["name"]: manifest
     for path in sorted(_FOLDER.glob("*.yaml"))
     for manifest in yaml.safe_load_all(path.read_text())
     if manifest["kind"] == KIND

@@ -207,6 +207,15 @@ DOWNLOADS: Final = (
         "Max retries exceeded with url: /x",
     ),
     Known(
+        r"within timeout of [^;]+; verify the address is correct and the server is running",
+        Class.SERVICE,
+        "a server of torchft, in most cases its lighthouse, does not answer",
+        "look at the lighthouse's pod, and check TORCHFT_LIGHTHOUSE and NetworkPolicies",
+        "RuntimeError: failed to connect to http://torchft-lighthouse:29510 within timeout of 60s; "
+        "verify the address is correct and the server is running and reachable, or increase "
+        "connect_timeout: transport error",
+    ),
+    Known(
         r"\[Errno 111\] Connection refused",
         Class.UNDECIDED,
         "nothing listens at the address that the script connects to",

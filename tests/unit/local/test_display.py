@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from ddp_client.local.run.display import PlainDisplay, SafeDisplay
 from ddp_client.local.run.kills import KillRequest
 from ddp_client.local.run.live import LiveDisplay
-from ddp_client.local.run.manifest import read_job_file
+from ddp_client.local.run.manifest import job_file, read_job_file
 from ddp_client.local.run.run_state import RunState
 from ddp_client.local.run.summary import summarise
+from ddp_operator.api.constants import KIND
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status.world import World
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
@@ -240,8 +242,13 @@ def test_the_live_view_fits_an_ordinary_terminal(run_state: RunState) -> None:
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_valid_job(example: Path) -> None:
-    kinds = {ignored.split()[0] for ignored in read_job_file(example).ignored}
-    # A claim is a folder here, a class chooses among GKE's machines, and there is no queue. Nothing
-    # else may be lost.
+    documents = [*yaml.safe_load_all(example.read_text())]
+    others = [one for one in documents if one["kind"] != KIND]
+    # A claim is a folder here, a class chooses among GKE's machines, no queue is here, and torchft's
+    # server is started by hand. Nothing else may be lost.
     of_queues = {"ResourceFlavor", "ClusterQueue", "LocalQueue"}
-    assert kinds <= {"PersistentVolumeClaim", "ComputeClass", *of_queues}
+    of_torchft = {"Deployment", "Job", "Service", "NetworkPolicy"}
+    for job in (one for one in documents if one["kind"] == KIND):
+        ignored = job_file([job, *others], where=example.name).ignored
+        kinds = {one.split()[0] for one in ignored}
+        assert kinds <= {"PersistentVolumeClaim", "ComputeClass", *of_queues, *of_torchft}
