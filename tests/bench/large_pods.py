@@ -17,7 +17,7 @@ from ddp_protocol.copies import fingerprint, order_by_domain
 from ddp_trainer.memory.volume import SLOTS
 
 from tests.bench.benchmark import BenchmarkError
-from tests.bench.reports.memory_loss import RANKS, Event, events
+from tests.bench.reports.memory_loss import BLOCKS, LOST_BLOCK, RANKS, Event, events
 from tests.bench.scripts.large_state import EVERY_STEPS
 from tests.bench.server.process import descendants
 from tests.trainer.support.memory_jobs import MemoryJob, memory_job
@@ -25,9 +25,6 @@ from tests.trainer.support.pods import until
 from tests.trainer.support.worlds import WorldPod
 
 SCRIPT = ("-m", "tests.bench.scripts.large_state")
-BLOCKS = "abab"
-"""Of four pods: without an order, those of a block would hold each other's copies."""
-_LOST_BLOCK = "b"
 _COPIES = 1
 _FILES = SLOTS * (1 + _COPIES)
 _TMPFS = "/dev/shm"
@@ -149,10 +146,10 @@ def in_memory(folder: Path, megabytes: int) -> Iterator[Pods]:
 
 
 def in_blocks(folder: Path, megabytes: int) -> Iterator[Pods]:
-    """Yield twice as many, in two blocks; one is lost. All ranks together have the same state."""
+    """Yield pods in blocks; one block is lost. All ranks together have the same state."""
     ranks = len(BLOCKS)
     with _memory_job(folder, megabytes * RANKS // ranks, ranks) as job:
-        lost = [node_rank for node_rank, block in enumerate(BLOCKS) if block == _LOST_BLOCK]
+        lost = [node_rank for node_rank, block in enumerate(BLOCKS) if block == LOST_BLOCK]
         pods = InMemory(job, ranks=ranks, lost=lost)
         pods.place_copies(BLOCKS)
         yield pods

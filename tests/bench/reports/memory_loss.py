@@ -15,7 +15,11 @@ FRESH = 2
 """Saves of a rank that need new memory; later ones use that of earlier ones."""
 IN_MEMORY = "memory.save"
 BLOCK_LOST = "memory.save, block"
-"""The same in twice as many pods; a block is lost."""
+"""The same state in pods of three blocks; a block is lost."""
+BLOCKS = "abaabc"
+"""Of each of these pods. Without an order, pods of one block would hold each other's copies."""
+LOST_BLOCK = "a"
+"""Half of the pods: the largest block that the others have room for."""
 AIM_RATIO = 1.0
 MOST_SNAPSHOTS = 4
 """Two of its own rank, two of another pod's."""
@@ -191,7 +195,8 @@ def table(runs: Mapping[str, Sequence[Run]], subject: Subject) -> Outcome:
     freed = median(one.ratio for run in in_memory for one in run.later())
     lines = [
         f"torch        {subject.torch}, {RANKS} pods of one rank, gloo, one thread each",
-        f"a block      2 of {2 * RANKS} pods, with half of the state in each",
+        f"a block      {BLOCKS.count(LOST_BLOCK)} of {len(BLOCKS)} pods in blocks "
+        f"{', '.join(BLOCKS)}; the same state in all",
         f"state        {subject.state_mb / RANKS:.0f} MB in each rank, saved every "
         f"{subject.every_steps} steps",
         f"repetitions  {len(in_memory)}, in turns; shown: median (min-max)",

@@ -1,10 +1,10 @@
 """A large state in memory, on a volume or in other ranks: pauses of saves, and a killed pod's cost.
 
-The same model in four ways: `memory.save` with our launchers, also in four pods that lose a block
-of two; `torch.save` to a folder with torchrun; `join` with its checkpoints (DDP); `join` with a
-copy in another rank (FSDP2). Pods are processes of this machine, and a spare waits. It gets its
-place as soon as the other pod is killed: what Kubernetes and the operator add is in
-`operator-lost-pod`.
+The same model in four ways: `memory.save` with our launchers, also in six pods of three uneven
+blocks that lose the largest; `torch.save` to a folder with torchrun; `join` with its checkpoints
+(DDP); `join` with a copy in another rank (FSDP2). Pods are processes of this machine, and a spare
+waits. It gets its place as soon as the other pod is killed: what Kubernetes and the operator add is
+in `operator-lost-pod`.
 """
 
 from __future__ import annotations

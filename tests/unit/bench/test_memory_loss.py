@@ -3,9 +3,18 @@
 from dataclasses import replace
 
 import pytest
+from ddp_protocol.copies import copy_plan, order_by_domain
 
 from tests.bench.benchmark import BenchmarkError
-from tests.bench.reports.memory_loss import Event, Run, Subject, events, table
+from tests.bench.reports.memory_loss import (
+    BLOCKS,
+    LOST_BLOCK,
+    Event,
+    Run,
+    Subject,
+    events,
+    table,
+)
 
 SUBJECT = Subject(state_mb=2000, torch="2.13.0", every_steps=10)
 SIZE = 4096 * 3 - 1
@@ -96,3 +105,15 @@ def test_table_fits_a_terminal_and_shows_missed_aims() -> None:
 def test_incomplete_line_is_ignored() -> None:
     line = '{"kind": "done", "step": 1, "rank": 0, "at": 2.5}\n'
     assert events(line + line[:9]) == [Event(kind="done", step=1, rank=0, at=2.5)]
+
+
+def test_the_lost_block_survives_only_by_the_order_of_blocks() -> None:
+    lost = {node_rank for node_rank, block in enumerate(BLOCKS) if block == LOST_BLOCK}
+
+    def lost_snapshots(order: tuple[int, ...]) -> int:
+        holders = copy_plan(order, 1).holders
+        return sum(owner in lost and lost.issuperset(holders[owner]) for owner in lost)
+
+    assert lost_snapshots(order_by_domain([(block,) for block in BLOCKS])) == 0
+    assert lost_snapshots(tuple(range(len(BLOCKS)))) == 2
+    assert sorted(BLOCKS.count(block) for block in set(BLOCKS)) == [1, 2, 3]

@@ -58,3 +58,12 @@ def test_each_promise_has_a_page_and_a_daily_test(promise: str, page: str, tests
         assert name in functions(ROOT / "tests" / file), f"{file} has no {name}"
     are_nightly = [functions(ROOT / "tests" / file)[name] for file, name in names]
     assert by_hand or not all(are_nightly), "each promise needs a daily test"
+
+
+def test_tests_that_pages_name_exist() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    named = {*re.findall(r"`(?:[\w/.]+::)?(test_\w+)`", text)}
+    code = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    assert len(named) > 10
+    assert named - {*re.findall(r"def (test_\w+)", code)} == set()

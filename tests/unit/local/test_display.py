@@ -244,8 +244,8 @@ def test_the_live_view_fits_an_ordinary_terminal(run_state: RunState) -> None:
 def test_every_example_is_a_valid_job(example: Path) -> None:
     documents = [*yaml.safe_load_all(example.read_text())]
     others = [one for one in documents if one["kind"] != KIND]
-    # A claim is a folder here, a class chooses among GKE's machines, no queue is here, and torchft's
-    # server is started by hand. Nothing else may be lost.
+    # A claim is a folder here, a class chooses among GKE's machines, and queues and servers are not
+    # started here. Nothing else may be lost.
     of_queues = {"ResourceFlavor", "ClusterQueue", "LocalQueue"}
     of_torchft = {"Deployment", "Job", "Service", "NetworkPolicy"}
     for job in (one for one in documents if one["kind"] == KIND):
