@@ -17,19 +17,6 @@ _MERGED: Final = ("containers", "initContainers")
 """Lists with elements that are merged; elements of the other lists are replaced."""
 
 
-def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON merge patch (RFC 7386) that turns `before` into `after`."""
-    patch: dict[str, Any] = {name: None for name in before if name not in after}
-    for name, value in after.items():
-        old = before.get(name)
-        if isinstance(old, dict) and isinstance(value, dict):
-            if inner := merge_patch(old, value):
-                patch[name] = inner
-        elif name not in before or old != value or type(old) is not type(value):
-            patch[name] = value
-    return patch
-
-
 def merged(target: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Merge as Kubernetes' strategic merge does: lists with named elements by element."""
     result = dict(target)

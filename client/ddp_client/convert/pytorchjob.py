@@ -4,11 +4,11 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import LABEL_INDEX, MAX_REPLICAS
 from ddp_operator.api.rules import trainer_container
+from ddp_operator.api.values.merge_patch import merge_patch
 
 from ddp_client.convert import job
 from ddp_client.convert.launcher import ELASTIC, count
 from ddp_client.convert.notes import ConversionError, Notes
-from ddp_client.convert.patch import merge_patch
 from ddp_client.convert.pods import Pods, pods
 from ddp_client.convert.references import Hosts, Origin
 from ddp_client.convert.source import Source

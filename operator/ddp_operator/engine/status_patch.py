@@ -5,6 +5,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from ddp_operator.api.status import NOTES, DDPJobStatus, decisive_names
+from ddp_operator.api.values.merge_patch import merge_patch
 from ddp_operator.ports import Manifest
 
 _KNOWN: Final = frozenset(str(field.alias) for field in DDPJobStatus.model_fields.values())
@@ -59,23 +60,6 @@ def _lost(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str) -> Ite
             yield from _lost(value, there, f"{path}.{name}")
         elif name not in found or there != value:
             yield f"{path}.{name}"
-
-
-def merge_patch(old: Manifest, new: Manifest) -> dict[str, Any]:
-    """Return the JSON merge patch (RFC 7386) that turns `old` into `new`; empty if they are equal.
-
-    Neither may contain null values.
-    """
-    patch: dict[str, Any] = {key: None for key in old if key not in new}
-    for key, value in new.items():
-        if key not in old:
-            patch[key] = value
-        elif isinstance(value, dict) and isinstance(old[key], dict):
-            if inner := merge_patch(old[key], value):
-                patch[key] = inner
-        elif value != old[key]:
-            patch[key] = value
-    return patch
 
 
 class News(IntEnum):

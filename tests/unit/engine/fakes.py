@@ -5,8 +5,8 @@ from copy import deepcopy
 from typing import Any
 
 from ddp_operator.api.constants import LABEL_JOB_UID
+from ddp_operator.api.values.merge_patch import merge_patch
 from ddp_operator.engine.pod_settings import PodSettings
-from ddp_operator.engine.status_patch import merge_patch
 from ddp_operator.engine.tokens.access import Access
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import PodState

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from ddp_operator.api.status import Bookkeeping, Condition, DDPJobStatus, Goodput, Progress
 from ddp_operator.api.status.world import World
+from ddp_operator.api.values.merge_patch import merge_patch
 from ddp_operator.engine.status_patch import (
     News,
     as_stored,
     forgotten,
-    merge_patch,
     news,
     status_patch,
 )

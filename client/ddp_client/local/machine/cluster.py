@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
 from ddp_operator.api.values.bounded import format_time
+from ddp_operator.api.values.merge_patch import patched
 from ddp_operator.ports import (
     LOG_END_BYTES,
     AlreadyExistsError,
@@ -27,7 +28,6 @@ from ddp_client.local.machine.loopback import LoopbackAddresses, LoopbackPorts
 from ddp_client.local.machine.objects import (
     NoOtherObjects,
     controller_uid,
-    merged,
     require_same_controller,
 )
 from ddp_client.local.machine.pod import LocalPod, Machine
@@ -133,7 +133,8 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
         stored = self._jobs.get(key)
         if stored is None or stored["metadata"]["uid"] != uid:
             raise NotFoundError(f"ddpjob {key} does not exist", status=404)
-        changed = merged(stored, {name: patch[name] for name in patch if name != "status"})
+        changes = {name: deepcopy(patch[name]) for name in patch if name != "status"}
+        changed = patched(stored, changes)
         if changed["spec"] != stored["spec"]:
             changed["metadata"]["generation"] += 1
         return self._store(key, changed)
@@ -239,7 +240,8 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
             raise ConflictError(
                 f"ddpjob {job} is at resourceVersion {current}, not {resource_version}", status=409
             )
-        return self._store(job, {**stored, "status": merged(stored.get("status"), status)})
+        changed = patched(stored.get("status") or {}, deepcopy(status))
+        return self._store(job, {**stored, "status": changed})
 
     async def delete_job(self, job: Key, *, uid: str) -> None:
         """See `ports.Cluster`."""

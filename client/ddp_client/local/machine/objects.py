@@ -1,8 +1,6 @@
 """Objects of a cluster: what all have in common, and those that one machine does not have."""
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from typing import Any
 
 from ddp_operator.ports import AlreadyExistsError, Key, Manifest, Nodes, NotFoundError
 
@@ -47,19 +45,6 @@ class NoOtherObjects:
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         """See `ports.Cluster`. There is none."""
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """Return a value with a merge patch applied (RFC 7386)."""
-    if not isinstance(patch, Mapping):
-        return deepcopy(patch)
-    result = dict(target) if isinstance(target, Mapping) else {}
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        else:
-            result[name] = merged(result.get(name), value)
-    return result
 
 
 def controller_uid(manifest: Manifest) -> str | None:

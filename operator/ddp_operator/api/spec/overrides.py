@@ -4,11 +4,12 @@ Everything that depends on one pod (its template, accelerator, processes) asks t
 equal pods is the simplest case.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ddp_operator.api.spec import DDPJobSpec, Override
 from ddp_operator.api.spec.accelerator import Accelerator
+from ddp_operator.api.values.merge_patch import patched
 
 
 def ranges(override: Override) -> Iterator[range]:
@@ -34,7 +35,7 @@ def applied(spec: DDPJobSpec, override: Override) -> DDPJobSpec:
     if override.accelerator is not None:
         changes["accelerator"] = override.accelerator
     if override.template is not None:
-        changes["template"] = _merged(spec.template, override.template)
+        changes["template"] = patched(spec.template, override.template)
     return spec.model_copy(update=changes)
 
 
@@ -80,17 +81,3 @@ def _rest(spec: DDPJobSpec) -> Iterator[range]:
         end = max(end, pods.stop)
     if end < spec.replicas:
         yield range(end, spec.replicas)
-
-
-def _merged(target: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Apply a JSON merge patch (RFC 7386). Neither argument is changed."""
-    result = dict(target)
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        elif isinstance(value, dict):
-            inner = result.get(name)
-            result[name] = _merged(inner if isinstance(inner, dict) else {}, value)
-        else:
-            result[name] = value
-    return result
