@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Self, Unpack
 
 from ddp_operator.api.constants import KIND
@@ -47,13 +46,8 @@ class AsyncClient:
         await self._backend.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._backend.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *_: object) -> None:
+        await self._backend.__aexit__(None, None, None)
 
     async def run(
         self,

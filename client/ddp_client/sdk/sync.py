@@ -4,7 +4,6 @@ import contextlib
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from ddp_operator.api.job import DDPJob
@@ -206,12 +205,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(

@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Final, Self
 
 import aiohttp
@@ -84,12 +83,7 @@ class ApiClient:
         )
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None

@@ -1,7 +1,6 @@
 """The interface of a backend."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ddp_operator.job.pods.state import PodState
@@ -22,12 +21,7 @@ class Backend(LogSource, Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    async def __aexit__(self, *_: object) -> None: ...
 
     @property
     def namespace(self) -> str:

@@ -1,7 +1,6 @@
 """The backend for a cluster."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final, Self
 
 from ddp_operator.kube import ApiClient, Credentials
@@ -34,13 +33,8 @@ class KubernetesBackend(Cluster):
         await self.client.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.client.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.__aexit__(None, None, None)
 
     @property
     def namespace(self) -> str:

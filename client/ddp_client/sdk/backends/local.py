@@ -6,7 +6,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from ddp_operator.api.job import DDPJob
@@ -73,12 +72,7 @@ class LocalBackend:
         self._engine.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             async with asyncio.timeout(_END_SECONDS):
                 await self._engine.stop(at_once=True)
