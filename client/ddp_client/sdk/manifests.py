@@ -11,20 +11,16 @@ from ddp_operator.ports import Manifest
 
 from ddp_client.sdk.function import script_of
 from ddp_client.submit import (
-    CheckpointLocation,
     CodeFolder,
-    GpuRequest,
     JobRequest,
     JobRequestError,
-    MemoryCheckpoint,
-    Mount,
     Scripts,
     job_manifest,
 )
 from ddp_client.submit.code import code_volume
 from ddp_client.submit.folder import read_code
 from ddp_client.submit.names import derived_name, valid_name
-from ddp_client.submit.request import Launcher
+from ddp_client.submit.request import Launcher, read_options
 
 _FILE: Final = "ddp_function.py"
 """Not the function's name: a script random.py would shadow `import random`."""
@@ -74,15 +70,6 @@ class Options(TypedDict, total=False):
     """Requirements file whose packages are installed before the start."""
 
 
-_OF_CODE: Final = frozenset({"workdir", "code_volume", "pip"})
-_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "mounts": lambda mounts: [Mount.parse(mount) for mount in mounts],
-    "checkpoint": CheckpointLocation.parse,
-    "memory_checkpoint": MemoryCheckpoint.parse,
-}
-"""Readers of options that are given as text."""
-
-
 def build_manifests(
     function: Callable[..., object] | None,
     command: Sequence[str] | None,
@@ -107,7 +94,7 @@ def build_manifests(
             "fields; pass a function's own arguments in arguments={…}"
         )
     workdir, pip = options.get("workdir"), options.get("pip")
-    given = {k: v for k, v in options.items() if v is not None and k not in _OF_CODE}
+    given = read_options(options)
     if workdir and function is not None:
         raise JobRequestError("workdir: only for a command; a function imports what the image has")
     image = given.get("image", default_image)
@@ -116,9 +103,8 @@ def build_manifests(
             "image: name an image with Python and everything that the function or command needs"
         )
     scripts, command, called = _program(function, command, arguments)
-    read = {key: _READ[key](value) for key, value in given.items() if key in _READ}
     if "gpus" in given:
-        read["gpus"] = GpuRequest.parse(str(given["gpus"])).on_nodes(nodes)
+        given["gpus"] = given["gpus"].on_nodes(nodes)
     reserved = 2 * _SUFFIX_BYTES + 1
     stem = valid_name(called, reserved=reserved) if called else ""
     stem = stem or derived_name(command, reserved=reserved)
@@ -130,7 +116,7 @@ def build_manifests(
     if left_out:
         warnings.warn(f"workdir: {left_out}", stacklevel=2)
     request = JobRequest(
-        **{**given, **read, "name": name, "image": image},
+        **{**given, "name": name, "image": image},
         command=command,
         scripts=scripts,
         code=code,

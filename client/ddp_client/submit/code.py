@@ -120,7 +120,7 @@ class CodeFolder:
         files = {**self.files, _OWN_REQUIREMENTS: (content, False)}
         return replace(self, files=files, requirements=_OWN_REQUIREMENTS)
 
-    def config_maps(self, job: str, *, namespace: str | None = None) -> list[Manifest]:
+    def config_maps(self, job: str) -> list[Manifest]:
         """Return the immutable ConfigMaps with the parts of what is sent."""
         made: list[Manifest] = []
         sent = self.sent
@@ -133,7 +133,6 @@ class CodeFolder:
                 immutable_config_map(
                     name,
                     job=job,
-                    namespace=namespace,
                     text=text,
                     binary={f"{PART}{number}": b64encode(part).decode()},
                 )

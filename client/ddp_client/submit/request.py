@@ -1,8 +1,8 @@
 """The request for a job: the options of `kubectl ddp run` and of the Python client."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal, Self
 
 from ddp_client.submit.code import CodeFolder
 from ddp_client.submit.gpus import GpuRequest
@@ -74,7 +74,6 @@ class JobRequest:
     image: str
     command: Sequence[str] = ()
     """The command with local paths; empty: the image's own."""
-    namespace: str | None = None
     replicas: int = 1
     gpus: GpuRequest | None = None
     spot: bool = False
@@ -103,6 +102,26 @@ class JobRequest:
     """Program that starts a pod's processes: the launcher of the image (`bundled`) or one copied
     into it (`inject`), torchrun, or the command itself (`none`). `auto` selects torchrun if a pod
     has several processes and the command starts Python."""
+
+
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "gpus": lambda amount: GpuRequest.parse(str(amount)),
+    "mounts": lambda mounts: [Mount.parse(mount) for mount in mounts],
+    "checkpoint": CheckpointLocation.parse,
+    "memory_checkpoint": MemoryCheckpoint.parse,
+}
+"""Readers of options that are given as text."""
+_NAMES: Final = frozenset(each.name for each in fields(JobRequest))
+
+
+def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request among options, by name. None is the same as no option.
+
+    Raises:
+        JobRequestError: an option is invalid.
+    """
+    given = {k: value for k, value in options.items() if k in _NAMES and value is not None}
+    return {k: _READERS[k](value) if k in _READERS else value for k, value in given.items()}
 
 
 def size_limits(request: JobRequest) -> tuple[int, int]:

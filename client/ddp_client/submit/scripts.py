@@ -76,7 +76,7 @@ class Scripts:
         there = {path: f"{PATH}/{_key(path)}" for path in self.files}
         return [there.get(word, there.get(word.removeprefix("./"), word)) for word in command]
 
-    def config_map(self, job: str, *, namespace: str | None = None) -> Manifest:
+    def config_map(self, job: str) -> Manifest:
         """Return the ConfigMap; immutable, so that all pods of an attempt get the same files."""
         text: dict[str, str] = {}
         binary: dict[str, str] = {}
@@ -85,27 +85,17 @@ class Scripts:
                 text[_key(path)] = content.decode()
             except UnicodeDecodeError:
                 binary[_key(path)] = b64encode(content).decode()
-        return immutable_config_map(
-            self.name(job), job=job, namespace=namespace, text=text, binary=binary
-        )
+        return immutable_config_map(self.name(job), job=job, text=text, binary=binary)
 
 
 def immutable_config_map(
-    name: str,
-    *,
-    job: str,
-    namespace: str | None,
-    text: Mapping[str, str],
-    binary: Mapping[str, str],
+    name: str, *, job: str, text: Mapping[str, str], binary: Mapping[str, str]
 ) -> Manifest:
     """Return a ConfigMap of a job; `binary`: in base64."""
-    metadata: dict[str, Any] = {"name": name, "labels": {LABEL_JOB_NAME: job}}
-    if namespace:
-        metadata["namespace"] = namespace
     manifest: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata,
+        "metadata": {"name": name, "labels": {LABEL_JOB_NAME: job}},
         "immutable": True,
     }
     if text:

@@ -56,14 +56,14 @@ def test_command_runs_in_the_folder() -> None:
 
 def test_parts_together_are_the_archive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_module, "PART_BYTES", 50)
-    made = CodeFolder(FILES, token="a1b2").config_maps("resnet", namespace="research")
+    made = CodeFolder(FILES, token="a1b2").config_maps("resnet")
     names = [one["metadata"]["name"] for one in made]
     assert names == [f"resnet-code-{CODE_ID}-{number}" for number in range(len(made))]
     parts = [one["binaryData"][f"part-{number}"] for number, one in enumerate(made)]
     assert b"".join(map(base64.b64decode, parts)) == pack(make(FILES))
     assert made[0]["data"]["id"] == CODE_ID
     compile(made[0]["data"]["unpack.py"], "unpack.py", "exec")
-    assert all(one["immutable"] and one["metadata"]["namespace"] == "research" for one in made)
+    assert all(one["immutable"] for one in made)
     assert ["data" in one for one in made] == [True] + [False] * (len(made) - 1)
 
 

@@ -53,7 +53,6 @@ def test_minimal_request() -> None:
 def test_full_request() -> None:
     request = replace(
         REQUEST,
-        namespace="research",
         replicas=4,
         gpus=GpuRequest("nvidia-h100-80gb", 8),
         spot=True,
@@ -67,7 +66,7 @@ def test_full_request() -> None:
         max_restarts=50,
     )
     made = job_manifest(request)
-    assert made["metadata"] == {"name": "resnet", "namespace": "research"}
+    assert made["metadata"] == {"name": "resnet"}
     spec = made["spec"]
     assert spec["accelerator"] == {"type": "nvidia-h100-80gb", "count": 8, "provisioning": "spot"}
     assert spec["scheduling"] == {"queueName": "team"}
@@ -248,7 +247,7 @@ def test_scripts_are_mounted_and_renamed_in_the_command() -> None:
     assert pod["containers"][0]["command"] == [
         *("python", "/ddp-scripts/model.py", "/ddp-scripts/train.py", "x")
     ]
-    stored = scripts.config_map("resnet", namespace="research")
+    stored = scripts.config_map("resnet")
     [volume] = pod["volumes"]
     assert volume["configMap"]["name"] == stored["metadata"]["name"]
     assert stored["data"] == {"train.py": "import model\n"}

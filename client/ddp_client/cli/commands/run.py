@@ -85,7 +85,9 @@ class _Run(click.Command):
     "-e", "--env", multiple=True, metavar="NAME=VALUE", help="An environment variable; repeatable."
 )
 @click.option("--env-from", multiple=True, metavar="secret/NAME", help="Set all keys as variables.")
-@click.option("--mount", multiple=True, metavar="pvc/NAME:/PATH", help="A volume; repeatable.")
+@click.option(
+    "--mount", "mounts", multiple=True, metavar="pvc/NAME:/PATH", help="A volume; repeatable."
+)
 @click.option("--checkpoint", metavar="gs://BUCKET", help="Where to save checkpoints; or pvc/NAME.")
 @click.option(
     "--memory-checkpoint",

@@ -6,19 +6,11 @@ from typing import Any
 import click
 
 from ddp_client.local.run.manifest import NO_IMAGE
-from ddp_client.submit import (
-    CheckpointLocation,
-    CodeFolder,
-    GpuRequest,
-    JobRequest,
-    JobRequestError,
-    MemoryCheckpoint,
-    Mount,
-    Scripts,
-)
+from ddp_client.submit import CodeFolder, JobRequest, JobRequestError, Mount, Scripts
 from ddp_client.submit.code import code_volume
 from ddp_client.submit.folder import read_code, read_start
 from ddp_client.submit.names import derived_name
+from ddp_client.submit.request import read_options
 
 _FOR_CLUSTERS = {
     "--dry-run": "dry_run",
@@ -49,31 +41,16 @@ def request_of(name: str | None, given: dict[str, Any]) -> JobRequest:
     if given["workdir"] and given["scripts"]:
         raise JobRequestError("--script: --workdir sends a whole folder; use one of the two")
     read = {path: _read(path) for path in given["scripts"]}
-    gpus, checkpoint, memory = given["gpus"], given["checkpoint"], given["memory_checkpoint"]
     volume = code_volume(given["code_volume"]) if given["code_volume"] else None
     return JobRequest(
-        name=name or derived_name(command),
-        image=image,
-        command=given["command"],
-        replicas=given["replicas"],
-        gpus=GpuRequest.parse(gpus) if gpus else None,
-        spot=given["spot"],
-        cpu=given["cpu"],
-        memory=given["memory"],
-        queue=given["queue"],
-        env=dict(_variable(text) for text in given["env"]),
-        env_from=given["env_from"],
-        mounts=[Mount.parse(text) for text in given["mount"]],
-        checkpoint=CheckpointLocation.parse(checkpoint) if checkpoint else None,
-        memory_checkpoint=MemoryCheckpoint.parse(memory) if memory else None,
-        max_restarts=given["max_restarts"],
-        user=given["user"],
-        min_replicas=given["min_replicas"],
-        max_replicas=given["max_replicas"],
-        spares=given["spares"],
-        scripts=Scripts(read, token=secrets.token_hex(2)) if read else None,
-        code=None if given["local"] else code_of(given["workdir"], given["pip"], volume),
-        launcher=given["launcher"],
+        **{
+            **read_options(given),
+            "name": name or derived_name(command),
+            "image": image,
+            "env": dict(_variable(text) for text in given["env"]),
+            "scripts": Scripts(read, token=secrets.token_hex(2)) if read else None,
+            "code": None if given["local"] else code_of(given["workdir"], given["pip"], volume),
+        }
     )
 
 
