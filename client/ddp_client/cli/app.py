@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from ddp_operator.api.constants import GROUP, PLURAL, SHORT_NAME, SINGULAR, VERSION
-from ddp_operator.api.values.text import clean
+from ddp_operator.api.values.text import OBJECT_NAME, clean
 from ddp_operator.ports import ClusterError, Key
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""A valid object name; nothing else may become part of a request's path."""
 _TYPES: Final = frozenset(
     f"{name}{group}"
     for name in (PLURAL, SINGULAR, SHORT_NAME)
@@ -168,7 +166,7 @@ def _job_name(context: click.Context, option: click.Parameter, value: str | None
         return None
     kind, slash, name = value.rpartition("/")
     if slash and kind.lower() not in _TYPES:
-        namespace = f" -n {kind}" if _NAME.fullmatch(kind) else " -n NAMESPACE"
+        namespace = f" -n {kind}" if OBJECT_NAME.fullmatch(kind) else " -n NAMESPACE"
         raise click.BadParameter(
             f"{clean(value, 80)!r}: {clean(kind, 80)!r} is not a type of job; give NAME or "
             f"{SHORT_NAME}/NAME, and the namespace with{namespace}",
@@ -178,7 +176,7 @@ def _job_name(context: click.Context, option: click.Parameter, value: str | None
 
 
 def _checked(_: click.Context, option: click.Parameter, value: str) -> str:
-    if not _NAME.fullmatch(value):
+    if not OBJECT_NAME.fullmatch(value):
         problem = f"invalid name {clean(value, 80)!r}: use lower-case letters, digits, - and ."
         raise click.BadParameter(problem, param=option)
     return value
@@ -201,7 +199,7 @@ def _names(context: click.Context, begun: str, kind: str, path: str) -> list[str
     settings = context.ensure_object(Settings)
     kubectl = shutil.which("kubectl")
     names = _by_kubectl(kubectl, settings, kind) if kubectl else _by_client(settings, path)
-    return [name for name in names if name.startswith(begun) and _NAME.fullmatch(name)]
+    return [name for name in names if name.startswith(begun) and OBJECT_NAME.fullmatch(name)]
 
 
 def _by_kubectl(kubectl: str, settings: Settings, kind: str) -> list[str]:

@@ -1,11 +1,10 @@
 """Kueue's report about a waiting job, as far as the user may read it."""
 
 import asyncio
-import re
 from collections.abc import Mapping
 from typing import Final
 
-from ddp_operator.api.values.text import clean, counted
+from ddp_operator.api.values.text import OBJECT_NAME, clean, counted
 from ddp_operator.job.pods.schedulers.kueue import kueue_group
 from ddp_operator.job.status.conditions import QUEUED
 from ddp_operator.kube import Resource
@@ -22,8 +21,6 @@ _VERSIONS: Final = ("v1beta2", "v1beta1")
 """Versions of both APIs; Kueue before 0.15 has only the second."""
 _MOST: Final = 1000
 """Most pending workloads in Kueue's answer; the position of later ones is unknown."""
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""A valid object name; nothing else may become part of a request's path."""
 
 
 async def queue_state(cluster: Cluster, job: JobSnapshot) -> QueueState:
@@ -79,7 +76,9 @@ async def _closed(cluster: Cluster, queue: str, namespace: str) -> str:
     if local is None or not (why := inactive(local)):
         return ""
     name = str((local.get("spec") or {}).get("clusterQueue"))
-    whole = await _get(cluster, _KUEUE, "clusterqueues", name) if _NAME.fullmatch(name) else None
+    whole = (
+        await _get(cluster, _KUEUE, "clusterqueues", name) if OBJECT_NAME.fullmatch(name) else None
+    )
     return (inactive(whole) if whole else "") or why
 
 

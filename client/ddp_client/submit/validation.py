@@ -1,9 +1,6 @@
 """Checks of a person's input, shared by all parts of a request."""
 
-import re
-from typing import Final
-
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+from ddp_operator.api.values.text import OBJECT_NAME
 
 
 class JobRequestError(ValueError):
@@ -16,7 +13,7 @@ def object_name(text: str, what: str) -> str:
     Raises:
         JobRequestError: the name is invalid.
     """
-    if not _NAME.fullmatch(text):
+    if not OBJECT_NAME.fullmatch(text):
         raise JobRequestError(f"{what} {text[:80]!r}: use lower-case letters, digits, - and .")
     return text
 

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from typing import Final, TypeVar
 
-from ddp_operator.job.membership.world import format_slots
+from ddp_operator.api.values.text import in_ranges
 
 T = TypeVar("T", bound=Hashable)
 W = TypeVar("W", bound=Hashable)
@@ -35,5 +35,5 @@ def fold(lines: Iterable[tuple[W, T]]) -> list[tuple[T, list[W]]]:
 
 def spans(own: Iterable[range]) -> str:
     """Return ranges of ranks as text such as `0-3,8`."""
-    parts = format_slots(sorted({rank for each in own for rank in each})).split(",")
+    parts = in_ranges(sorted({rank for each in own for rank in each})).split(",")
     return ",".join(parts[:_MOST_SPANS]) + (",..." if len(parts) > _MOST_SPANS else "")

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 from ddp_protocol.message import Bounds
 
-from ddp_operator.api.values.text import clean, counted
+from ddp_operator.api.values.text import clean, counted, in_ranges
 
 _MOST_SPANS: Final = 8
 _MOST_ELSEWHERE: Final = 3
@@ -76,12 +76,6 @@ def place(stack: Stack) -> str:
 
 def in_spans(ranks: Sequence[int]) -> str:
     """Return text such as `rank 5` or `ranks 0-4,6-7`; of many spans, the first ones."""
-    spans: list[tuple[int, int]] = []
-    for rank in ranks:
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1] = spans[-1][0], rank
-        else:
-            spans.append((rank, rank))
-    said = ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans[:_MOST_SPANS])
+    spans = in_ranges(ranks).split(",")
     more = f" and {len(spans) - _MOST_SPANS} more spans" if len(spans) > _MOST_SPANS else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {said}{more}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {','.join(spans[:_MOST_SPANS])}{more}"

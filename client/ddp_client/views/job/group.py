@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.values.text import clean, counted
-from ddp_operator.job.membership.world import format_slots, members
+from ddp_operator.api.values.text import clean, counted, in_ranges
+from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning import gap_records
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.words import some
@@ -52,7 +52,7 @@ def gaps(job: JobSnapshot, pods: Pods, now: datetime) -> list[str]:
         where = f" on {some([clean(node) for node in nodes])}" if nodes else ""
         age = duration((now - places[0].since).total_seconds())
         which = "node rank" if len(ranks) == 1 else "node ranks"
-        lines.append(f"{which} {format_slots(ranks)}: {reason} for {age}{where}")
+        lines.append(f"{which} {in_ranges(ranks)}: {reason} for {age}{where}")
     return lines
 
 

@@ -5,8 +5,11 @@ or the direction of writing, or fill the screen.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
+OBJECT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""A valid object name; nothing else may become part of a request's path."""
 SENTENCE: Final = 600
 """Most characters of a message that are shown."""
 
@@ -36,6 +39,18 @@ def clean(text: object, limit: int = SENTENCE) -> str:
 def cut(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def in_ranges(numbers: Sequence[int]) -> str:
+    """Return numbers in any order as text, such as `0-2,5,4`."""
+    parts: list[str] = []
+    begin = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+            first, last = numbers[begin], numbers[end - 1]
+            parts.append(f"{first}-{last}" if first < last else str(first))
+            begin = end
+    return ",".join(parts)
 
 
 def counted(count: int, what: str, many: str = "") -> str:

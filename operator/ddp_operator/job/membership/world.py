@@ -17,6 +17,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.status.world import World
+from ddp_operator.api.values.text import in_ranges
 from ddp_operator.job.membership.launchers import PODS_UNREACHABLE
 
 RESTART_GRACE_SECONDS: Final = 15
@@ -98,7 +99,7 @@ def members_to_lead(job: DDPJob) -> str:
     """
     if job.spec.restart.scope not in ("Auto", "InPlace"):
         return ""
-    text = format_slots(members(job))
+    text = in_ranges(members(job))
     return text if len(text) <= MAX_MEMBERS else ""
 
 
@@ -135,7 +136,7 @@ def next_generation(
     ]
     slots = [*kept, *joining]
     generation = world_of(job).generation + 1
-    world = World(generation=generation, members=format_slots(slots), changed_at=now)
+    world = World(generation=generation, members=in_ranges(slots), changed_at=now)
     # Later node ranks move up, so recorded gaps would belong to other pods.
     status = status.updated(world=world, gaps=() if without else status.gaps)
     return status.noting(lost_members=lost, grace_seconds=grace_seconds)
@@ -157,18 +158,6 @@ def replaced(status: DDPJobStatus, slots: Iterable[int]) -> dict[str, int]:
     return counts
 
 
-def format_slots(slots: Sequence[int]) -> str:
-    """Return slots in any order as text, such as `0-2,5,4`."""
-    parts: list[str] = []
-    begin = 0
-    for end in range(1, len(slots) + 1):
-        if end == len(slots) or slots[end] != slots[end - 1] + 1:
-            first, last = slots[begin], slots[end - 1]
-            parts.append(f"{first}-{last}" if first < last else str(first))
-            begin = end
-    return ",".join(parts)
-
-
 @lru_cache(maxsize=256)
 def first_world(size: int) -> World:
     """Return the initial group."""
@@ -178,7 +167,7 @@ def first_world(size: int) -> World:
 
 @lru_cache(maxsize=256)
 def read_slots(text: str) -> tuple[int, ...]:
-    """Parse the output of `format_slots`. Skip anything invalid, and repeated slots."""
+    """Parse the output of `in_ranges`. Skip anything invalid, and repeated slots."""
     found: dict[int, None] = {}
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -10,7 +10,8 @@ from operator import attrgetter
 
 from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.status import MAX_GAPS, DDPJobStatus, GapReason, GapRecord
-from ddp_operator.job.membership.world import format_slots, read_slots
+from ddp_operator.api.values.text import in_ranges
+from ddp_operator.job.membership.world import read_slots
 from ddp_operator.job.pods.observed import Gap
 
 Start = tuple[GapReason, datetime]
@@ -57,7 +58,7 @@ def record(gaps: Iterable[Gap]) -> tuple[GapRecord, ...]:
         GapRecord(
             reason=reason,
             since=datetime.fromtimestamp(since, UTC),
-            node_ranks=format_slots(sorted(node_ranks)),
+            node_ranks=in_ranges(sorted(node_ranks)),
         )
         for reason, clocks in sorted(by_reason.items())
         for since, node_ranks in _merged(clocks, span=spans[reason])

@@ -5,9 +5,10 @@ from datetime import datetime
 
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.values.text import in_ranges
 from ddp_operator.job.failure import causes, starts
 from ddp_operator.job.membership.rank_order import is_first_due
-from ddp_operator.job.membership.world import format_slots, members, world_of
+from ddp_operator.job.membership.world import members, world_of
 from ddp_operator.job.planning import gap_records, gaps
 from ddp_operator.job.planning.gaps import in_present_group
 from ddp_operator.job.planning.group import spares
@@ -89,7 +90,7 @@ def with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJob:
         ready_replicas=ready,
         ready=f"{ready}/{wanted}{waiting}",
         selector=f"{LABEL_JOB_NAME}={job.name}" if job.spec.elastic else "",
-        completed_indexes=format_slots(sorted(completed)),
+        completed_indexes=in_ranges(sorted(completed)) if completed else "",
     )
     return replace(job, status=status)
 

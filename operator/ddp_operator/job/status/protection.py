@@ -12,8 +12,7 @@ from typing import Final
 
 from ddp_protocol.copies import Domain, copy_plan, fingerprint, order_by_domain
 
-from ddp_operator.api.values.text import counted, cut
-from ddp_operator.job.membership.world import format_slots
+from ddp_operator.api.values.text import counted, cut, in_ranges
 from ddp_operator.job.status.failure_domains import LEVELS
 
 UNKNOWN: Final = (
@@ -57,7 +56,7 @@ def levels_of(
     holders: Sequence[Sequence[int]] = [nodes]
     if not replicated:
         known = (order_by_domain(domains), nodes)
-        orders = {fingerprint(format_slots(each)): each for each in known}
+        orders = {fingerprint(in_ranges(each)): each for each in known}
         placed = nodes if order == "" else orders.get(order or "")
         if placed is None:
             return None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.world import format_slots
+from ddp_operator.api.values.text import in_ranges
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.observed import SETTLED_SECONDS, completed_indexes
 from ddp_operator.job.pods.state import PodState
@@ -83,7 +83,7 @@ def test_failure_after_a_completed_rank_restarts_the_gang() -> None:
 
 @given(st.frozensets(st.integers(0, 60)))
 def test_recorded_indexes_are_read_back(indices: frozenset[int]) -> None:
-    text = format_slots(sorted(indices))
+    text = in_ranges(sorted(indices))
     assert completed_indexes(text, below=61) == indices
     assert completed_indexes(text, below=30) == {index for index in indices if index < 30}
 

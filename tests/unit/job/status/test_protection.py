@@ -7,7 +7,7 @@ from itertools import combinations
 from random import Random
 
 import pytest
-from ddp_operator.job.membership.world import format_slots
+from ddp_operator.api.values.text import in_ranges
 from ddp_operator.job.status.failure_domains import LEVELS
 from ddp_operator.job.status.protection import levels_of, protection
 from ddp_protocol.copies import Domain, fingerprint, order_by_domain
@@ -53,7 +53,7 @@ def test_survived_domains_are_those_whose_losses_leave_all_snapshots(copies: int
         follows = random.random() < 0.7
         order = order_by_domain(domains) if follows else tuple(nodes)
         levels = levels_of(
-            tuple(domains), copies=copies, order=fingerprint(format_slots(order)) if follows else ""
+            tuple(domains), copies=copies, order=fingerprint(in_ranges(order)) if follows else ""
         )
         held = held_by(order, copies)
         assert levels is not None
@@ -84,7 +84,7 @@ def blocks(text: str, *, copies: int = 1, replicated: bool = False, stored: int 
     domains: list[Domain] = [
         (None, block, None, None, None, f"{block}{number}") for number, block in enumerate(text)
     ]
-    order = fingerprint(format_slots(order_by_domain(domains)))
+    order = fingerprint(in_ranges(order_by_domain(domains)))
     levels = levels_of(tuple(domains), copies=copies, order=order, replicated=replicated)
     assert levels is not None
     return protection(levels, pods=len(text), step=120, stored=stored)
@@ -161,7 +161,7 @@ def test_copies_by_another_order_are_not_known() -> None:
 
 def test_5000_pods_are_judged_once() -> None:
     domains = tuple((str(n % 7), str(n % 91), None, None, None, str(n)) for n in range(5000))
-    order = fingerprint(format_slots(order_by_domain(domains)))
+    order = fingerprint(in_ranges(order_by_domain(domains)))
     levels = levels_of(domains, copies=2, order=order)
     assert levels is not None
     assert levels_of((*domains[:1], *domains[1:]), copies=2, order=order) is levels

@@ -6,11 +6,12 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
+from ddp_operator.api.values.text import in_ranges
 from ddp_operator.hang.result import Hang
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Reaction
 from ddp_operator.job.membership.launchers import PODS_UNREACHABLE
-from ddp_operator.job.membership.world import format_slots, members, next_generation, replaced
+from ddp_operator.job.membership.world import members, next_generation, replaced
 from ddp_operator.job.planning import gaps
 from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
 from ddp_operator.job.planning.failures import late_causes, watchdog
@@ -281,7 +282,7 @@ def _what(
 
 def _node_ranks(node_ranks: Collection[int]) -> str:
     """Return node ranks as text: only the first few ranges, since the reason follows them."""
-    ranges = format_slots(sorted(node_ranks)).split(",")
+    ranges = in_ranges(sorted(node_ranks)).split(",")
     more = ", …" if len(ranges) > _MOST_RANGES else ""
     return f"node rank{'s' * (len(node_ranks) > 1)} {', '.join(ranges[:_MOST_RANGES])}{more}"
 

@@ -11,7 +11,8 @@ from ddp_protocol.copies import Domain, fingerprint, order_by_domain
 from ddp_protocol.world import MAX_COPY_ORDER
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.world import first_world, format_slots, members, scope_of
+from ddp_operator.api.values.text import in_ranges
+from ddp_operator.job.membership.world import first_world, members, scope_of
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.failure_domains import known_domains
 
@@ -50,5 +51,5 @@ def _has_copies(job: DDPJob) -> bool:
 
 @lru_cache(maxsize=32)
 def _order(domains: Sequence[Domain]) -> str:
-    text = format_slots(order_by_domain(domains))
+    text = in_ranges(order_by_domain(domains))
     return text if len(text) <= MAX_COPY_ORDER else ""

@@ -14,8 +14,9 @@ from ddp_protocol.world import LauncherStatus, PodFailure
 from ddp_operator.api.code import is_other
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.api.values.text import in_ranges
 from ddp_operator.job.failure import budget, causes, records, restart_rules
-from ddp_operator.job.membership.world import format_slots, members, world_of
+from ddp_operator.job.membership.world import members, world_of
 from ddp_operator.job.planning.decisions import regrouped
 from ddp_operator.job.planning.group import local_checkpoints, remarks
 from ddp_operator.job.planning.model import Plan
@@ -60,7 +61,7 @@ def _accept_restarts(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
             return None
         return _above(job, job.status, max(newest, known), now)
     status, failures = _accounted(job, pods, said, now)
-    if said.members != format_slots(members(job)) or _is_other(job, said):
+    if said.members != in_ranges(members(job)) or _is_other(job, said):
         return _above(job, status, newest, now)
     charged = sum(failure.charged for failure in failures)
     message = (
@@ -76,7 +77,7 @@ def _accept_restarts(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 def _is_other(job: DDPJob, said: LauncherStatus) -> bool:
     """Return whether launchers led other pods than those on record, or the same with other code."""
     other_code = is_other(job.status.bookkeeping.code, said.code)
-    return other_code or said.members not in ("", format_slots(members(job)))
+    return other_code or said.members not in ("", in_ranges(members(job)))
 
 
 def _above(job: DDPJob, status: DDPJobStatus, known: int, now: datetime) -> Plan:
