@@ -8,12 +8,20 @@ before 1.30 speak v4.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import AnswerTooLargeError
 from ddp_operator.kube.resources import PODS
@@ -21,11 +29,15 @@ from ddp_operator.ports import InvalidError, Key, UnavailableError
 
 from ddp_client.remote.websocket import websocket
 
+T = TypeVar("T")
+
 _V4: Final = "v4.channel.k8s.io"
 _V5: Final = "v5.channel.k8s.io"
 _CLOSE: Final = 255
 """v5: the next byte names a channel that has ended."""
 _FAILURES: Final = (aiohttp.ClientError, OSError)
+AT_ONCE: Final = 8
+"""Programs started in pods at the same time: all that they read and print passes the API server."""
 _PIECE: Final = 32 * 1024
 """Bytes sent at once: less than any proxy refuses."""
 RECEIVE: Final = """
@@ -160,6 +172,17 @@ async def run_in_pod(
         ) from None
     assert program.exit_code is not None  # otherwise `output` has raised
     return Ran(bytes(printed[Stream.STDOUT]), bytes(printed[Stream.STDERR]), program.exit_code)
+
+
+async def each_of(pods: Iterable[PodState], ask: Callable[[PodState], Awaitable[T]]) -> list[T]:
+    """Return the answers of pods; `AT_ONCE` of them are asked at the same time."""
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def answer(pod: PodState) -> T:
+        async with slots:
+            return await ask(pod)
+
+    return await asyncio.gather(*map(answer, pods))
 
 
 class Port:

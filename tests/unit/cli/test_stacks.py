@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from ddp_client.cli.commands.pods import selection
+from ddp_client.remote import channels
 
 from tests.good_manifests import Json
 from tests.unit.cli.conftest import Ddp
@@ -207,7 +207,7 @@ async def test_requests_to_pods_are_bounded(
         running -= 1
         return 0
 
-    monkeypatch.setattr(selection, "AT_ONCE", 3)
+    monkeypatch.setattr(channels, "AT_ONCE", 3)
     server.programs = dict.fromkeys(pods, program)
     result = await ddp("stacks", NAME, "--max-pods", "10")
     assert result.stdout.splitlines()[0] == "All 10 ranks are at wait.py:7 in wait."

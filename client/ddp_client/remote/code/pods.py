@@ -1,6 +1,5 @@
 """Send code to the running pods of a job, and store it for later ones."""
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -12,13 +11,11 @@ from ddp_operator.kube.errors import AnswerTooLargeError
 from ddp_operator.ports import ClusterError, ConflictError, Key, Manifest
 from ddp_protocol.code_archive import ROOT, SENT
 
-from ddp_client.remote.channels import RECEIVE, run_in_pod
+from ddp_client.remote.channels import RECEIVE, each_of, run_in_pod
 from ddp_client.remote.cluster import Cluster, listed
 from ddp_client.remote.submission import create_config_map, owned_by
 from ddp_client.views.refused import RefusedError
 
-_AT_ONCE: Final = 8
-"""Pods that receive code at the same time: all of it goes through the API server."""
 _SECONDS: Final = 120.0
 _ATTEMPTS: Final = 20
 """Of a change that no other one may precede; a job's status changes once a second at most."""
@@ -55,18 +52,7 @@ async def send_code(
     Raises:
         NotSentError: a pod did not receive it.
     """
-    places = asyncio.Semaphore(_AT_ONCE)
-
-    async def send(pod: PodState) -> None:
-        async with places:
-            await _send_to(cluster, pod, code_id, packed)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for pod in pods:
-                group.create_task(send(pod))
-    except* NotSentError as errors:
-        raise errors.exceptions[0] from None
+    await each_of(pods, lambda pod: _send_to(cluster, pod, code_id, packed))
 
 
 async def _send_to(cluster: Cluster, pod: PodState, code_id: str, packed: bytes) -> None:
@@ -117,8 +103,7 @@ async def unused_code(cluster: Cluster, job: Manifest) -> list[str]:
     `request_code` refuses its code if the job's has changed since. So they can be deleted as soon
     as the annotation names other code, and no sooner.
     """
-    metadata = job["metadata"]
-    key = Key(metadata["namespace"], metadata["name"])
+    key = Key.of(job)
     notes = (job.get("status") or {}).get("bookkeeping") or {}
     texts = (str(notes.get("code") or ""), _requested(job))
     codes = filter(None, map(Code.parse, texts))
@@ -153,8 +138,7 @@ async def request_code(cluster: Cluster, job: Manifest, patch: Mapping[str, Any]
         RefusedError: it has.
         ClusterError: the API server refused the change.
     """
-    metadata = job["metadata"]
-    key, uid = Key(metadata["namespace"], metadata["name"]), metadata["uid"]
+    key, uid = Key.of(job), job["metadata"]["uid"]
     before, code = _requested(job), patch["metadata"]["annotations"][ANNOTATION_CODE]
     for left in reversed(range(_ATTEMPTS)):
         version = {"resourceVersion": job["metadata"]["resourceVersion"]}

@@ -12,7 +12,7 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
 from ddp_client.cli.app import fetch
-from ddp_client.cli.commands.pods.selection import each_of
+from ddp_client.remote.channels import each_of
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.launcher import NoAnswerError, ask_launcher
 from ddp_client.views import live_hang as view

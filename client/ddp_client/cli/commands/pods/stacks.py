@@ -8,7 +8,8 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
 from ddp_client.cli.app import fetch, job_argument, on_job, print_lines, width
-from ddp_client.cli.commands.pods.selection import AT_ONCE, each_of, ranks_option
+from ddp_client.cli.commands.pods.selection import ranks_option
+from ddp_client.remote.channels import AT_ONCE, each_of
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.launcher import NoAnswerError, ask_launcher
 from ddp_client.views import stacks as view
