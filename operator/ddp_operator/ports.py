@@ -20,18 +20,24 @@ LOG_END_BYTES: Final = 16 * 1024
 
 
 class Key(NamedTuple):
-    """Identifies one namespaced object, usually a job."""
+    """Identifies one object of a kind, usually a job."""
 
     namespace: str
     name: str
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Key":
-        """Return the key of an object."""
-        return cls(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        """Return the key of an object; the namespace is empty if it is in none."""
+        return cls(manifest["metadata"].get("namespace", ""), manifest["metadata"]["name"])
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+def controller_of(manifest: Manifest) -> Manifest:
+    """Return the reference to the owner that controls an object; empty if there is none."""
+    references = manifest["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in references if owner.get("controller")), {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ change the lists of signals that mean that a node is broken or about to leave.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, Literal, Self, cast
 
 from ddp_operator.api.values.bounded import read_epoch, read_time
+from ddp_operator.ports import Node
 
 Kind = Literal["condition", "taint", "label", "annotation"]
 
@@ -25,6 +25,7 @@ _MAX_RULES: Final = 100
 _MAX_WORDS: Final = 200
 _MAX_BOOT_ID: Final = 64
 
+_UNREACHABLE: Final = "node.kubernetes.io/unreachable"
 TERMINATION_TIME: Final = "node.gke.io/machine-termination-datetime"
 """GKE's annotation with the time (RFC 3339) at which a machine with limited run time ends."""
 
@@ -165,24 +166,8 @@ class Rules:
 DEFAULT_RULES: Final = Rules()
 
 
-@dataclass(frozen=True, slots=True)
-class Signals:
-    """Result of a node's signals, and all that is kept of them."""
-
-    boot_id: str = ""
-    """New after each start of the machine."""
-    bad: str = ""
-    """The signal that the node is broken; empty if there is none."""
-    leaving: str = ""
-    """The signal that the node is about to leave; empty if there is none."""
-    ends_at: datetime | None = None
-    """When the node ends, if known."""
-    maintenance_at: datetime | None = None
-    """When a maintenance will stop the node, if one is scheduled."""
-
-
-def signals(node: Mapping[str, Any], rules: Rules) -> Signals:
-    """Apply the rules to a node as the API server stores it. The first matching rule is named."""
+def read_node(node: Mapping[str, Any], rules: Rules) -> Node:
+    """Return a node as the API server stores it. Of the matching rules, it names the first."""
     metadata, status = node["metadata"], node.get("status") or {}
     conditions = {c.get("type"): c for c in status.get("conditions") or ()}
     present: dict[str, Mapping[str, str]] = {
@@ -206,10 +191,15 @@ def signals(node: Mapping[str, Any], rules: Rules) -> Signals:
         return ""
 
     scheduled = present["label"].get(MAINTENANCE.key) if MAINTENANCE in rules.leaving else None
-    return Signals(
+    return Node(
+        name=metadata["name"],
+        labels=dict(present["label"]),
         boot_id=((status.get("nodeInfo") or {}).get("bootID") or "")[:_MAX_BOOT_ID],
         bad=first(rules.bad),
         leaving=first(rule for rule in rules.leaving if rule != MAINTENANCE),
         ends_at=read_time(present["annotation"].get(TERMINATION_TIME)),
         maintenance_at=read_epoch(scheduled),
+        # Before its kubelet's first report a node is new, not unready.
+        unready=_UNREACHABLE in present["taint"]
+        or present["condition"].get("Ready", "True") != "True",
     )

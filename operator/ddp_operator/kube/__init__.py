@@ -5,7 +5,7 @@ projections.
 """
 
 from ddp_operator.kube.client import ApiClient
-from ddp_operator.kube.cluster import KubeCluster
+from ddp_operator.kube.cluster import ALL_NODES, KubeCluster
 from ddp_operator.kube.credentials import (
     Connection,
     Credentials,
@@ -39,7 +39,6 @@ from ddp_operator.kube.view.listing import (
     list_pages,
     list_uids,
 )
-from ddp_operator.kube.view.nodes import ALL_NODES, node_of
 from ddp_operator.kube.view.reflector import Reflector
 
 __all__ = [
@@ -77,6 +76,5 @@ __all__ = [
     "list_pages",
     "list_uids",
     "load_credentials",
-    "node_of",
     "own_secret",
 ]

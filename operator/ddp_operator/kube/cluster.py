@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from ddp_operator.api.constants import KUEUE_BOOST
 from ddp_operator.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiClient
 from ddp_operator.kube.events import EventRecorder
-from ddp_operator.kube.ownership import controller_of, require_same_owner
+from ddp_operator.kube.ownership import require_same_owner
 from ddp_operator.kube.preflight import Permission, check_access
 from ddp_operator.kube.resources import (
     NETWORK_POLICIES,
@@ -20,7 +20,6 @@ from ddp_operator.kube.resources import (
     resource_of,
 )
 from ddp_operator.kube.view.listing import MAX_PAGE_BYTES, METADATA_ONLY, list_metadata
-from ddp_operator.kube.view.nodes import ALL_NODES
 from ddp_operator.kube.view.reflector import Reflector
 from ddp_operator.ports import (
     LOG_END_BYTES,
@@ -38,9 +37,13 @@ from ddp_operator.ports import (
     NotLeaderError,
     NotServedError,
     UnavailableError,
+    controller_of,
 )
 
 PodT = TypeVar("PodT")
+
+ALL_NODES = Key("", "")
+"""The group in which a reflector keeps all nodes."""
 
 _IMMUTABLE = frozenset({"ComputeDomain", "ResourceClaimTemplate"})
 """Kinds with an immutable spec."""
@@ -176,8 +179,7 @@ class KubeCluster(Generic[PodT]):
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         """See `ports.Cluster`."""
         existing = await self._get(NETWORK_POLICIES, policy)
-        owner = controller_of(existing) if existing else None
-        if existing is None or owner is None or owner["uid"] != owner_uid:
+        if existing is None or controller_of(existing).get("uid") != owner_uid:
             return
         await self._delete(NETWORK_POLICIES, policy, uid=existing["metadata"]["uid"])
 

@@ -1,11 +1,8 @@
 """Whose an existing object is: it must be the job's own, not another one of the same name."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from ddp_operator.api.constants import LABEL_JOB_UID
 from ddp_operator.kube.resources import Resource
-from ddp_operator.ports import AlreadyExistsError, Key, Manifest
+from ddp_operator.ports import AlreadyExistsError, Key, Manifest, controller_of
 
 
 def require_same_owner(
@@ -17,13 +14,13 @@ def require_same_owner(
         AlreadyExistsError: it has another one, or none.
     """
     theirs, ours = controller_of(existing), controller_of(wanted)
-    if ours is None:
+    if not ours:
         _require_same_job(resource, key, existing=existing, wanted=wanted)
         return
-    if theirs is not None and theirs["uid"] == ours["uid"]:
+    if theirs.get("uid") == ours["uid"]:
         return
     owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "has no owner"
-    if theirs is not None and theirs["name"] == ours["name"]:
+    if theirs.get("name") == ours["name"]:
         owner += f" of another UID ({theirs['uid']}), probably an earlier one of the same name"
     raise AlreadyExistsError(f"{resource} {key} already exists and {owner}", status=409)
 
@@ -42,9 +39,3 @@ def _require_same_job(
         problem = "is being deleted"
     if problem:
         raise AlreadyExistsError(f"{resource} {key} {problem}", status=409)
-
-
-def controller_of(manifest: Manifest) -> Mapping[str, Any] | None:
-    """Return the owner that controls an object; None if there is none."""
-    references = manifest["metadata"].get("ownerReferences") or ()
-    return next((owner for owner in references if owner.get("controller")), None)

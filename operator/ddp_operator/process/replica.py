@@ -9,7 +9,7 @@ from typing import Any, Final
 import kopf
 
 from ddp_operator.api.constants import LABEL_JOB_NAME
-from ddp_operator.api.node_signals import Rules
+from ddp_operator.api.node_signals import Rules, read_node
 from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import JOBS as JOBS_IN_METRICS
@@ -28,7 +28,6 @@ from ddp_operator.kube import (
     Reflector,
     list_pages,
     list_uids,
-    node_of,
 )
 from ddp_operator.ports import ClusterError, Key, Node
 from ddp_operator.process import handlers
@@ -168,7 +167,7 @@ class Replica:
             self._client,
             NODES.path(),
             label_selector="",
-            project=lambda manifest: node_of(manifest, self._node_rules),
+            project=lambda manifest: read_node(manifest, self._node_rules),
             group=lambda _: ALL_NODES,
             on_change=lambda _: self._nodes_changed(),
         )

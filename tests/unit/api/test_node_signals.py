@@ -1,5 +1,6 @@
 """Signals of nodes, and the meaning that administrators give them."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,11 +12,10 @@ from ddp_operator.api.node_signals import (
     DEFAULT_RULES,
     Rule,
     Rules,
-    Signals,
+    read_node,
     read_rules,
-    signals,
 )
-from ddp_operator.kube.view.nodes import node_of
+from ddp_operator.ports import Node
 
 SCHEDULED = "cloud.google.com/scheduled-maintenance-time"
 WINDOW = {"key": "cloud.google.com/maintenance-window-started", "effect": "PreferNoSchedule"}
@@ -37,8 +37,9 @@ def manifest(
     }
 
 
-def judged(rules: Rules = DEFAULT_RULES, **node: Any) -> Signals:
-    return signals(manifest(**node), rules)
+def judged(rules: Rules = DEFAULT_RULES, **node: Any) -> Node:
+    """Return a node without its labels."""
+    return replace(read_node(manifest(**node), rules), labels={})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def judged(rules: Rules = DEFAULT_RULES, **node: Any) -> Signals:
     ],
 )
 def test_default_signals_of_a_broken_node(node: dict[str, Any], words: str) -> None:
-    assert judged(**node) == Signals(boot_id="b0", bad=words)
+    assert judged(**node) == Node("node-a", {}, boot_id="b0", bad=words)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_default_signals_of_a_broken_node(node: dict[str, Any], words: str) -> N
     ],
 )
 def test_default_signals_of_a_node_that_leaves(node: dict[str, Any], words: str) -> None:
-    assert judged(**node) == Signals(boot_id="b0", leaving=words)
+    assert judged(**node) == Node("node-a", {}, boot_id="b0", leaving=words)
 
 
 @pytest.mark.parametrize(
@@ -97,11 +98,11 @@ def test_default_signals_of_a_node_that_leaves(node: dict[str, Any], words: str)
     ],
 )
 def test_other_conditions_labels_and_taints_are_ignored(node: dict[str, Any]) -> None:
-    assert judged(**node) == Signals(boot_id="b0")
+    assert judged(**node) == Node("node-a", {}, boot_id="b0")
 
 
 def test_node_without_status_has_no_signals() -> None:
-    assert signals({"metadata": {"name": "node-a"}}, DEFAULT_RULES) == Signals()
+    assert read_node({"metadata": {"name": "node-a"}}, DEFAULT_RULES) == Node("node-a", {})
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_node_without_status_has_no_signals() -> None:
 )
 def test_termination_time_of_the_machine(text: str, ends_at: datetime | None) -> None:
     result = judged(annotations={"node.gke.io/machine-termination-datetime": text})
-    assert result == Signals(boot_id="b0", ends_at=ends_at)
+    assert result == Node("node-a", {}, boot_id="b0", ends_at=ends_at)
 
 
 @pytest.mark.parametrize(
@@ -134,16 +135,16 @@ def test_termination_time_of_the_machine(text: str, ends_at: datetime | None) ->
 )
 def test_time_of_a_scheduled_maintenance(value: str, maintenance_at: datetime | None) -> None:
     result = judged(labels={SCHEDULED: value})
-    assert result == Signals(boot_id="b0", maintenance_at=maintenance_at)
+    assert result == Node("node-a", {}, boot_id="b0", maintenance_at=maintenance_at)
 
 
 def test_scheduled_maintenance_is_a_default_that_can_be_removed() -> None:
     labels = {SCHEDULED: "1798765432"}
     none = Rules(leaving=read_rules(["none"], DEFAULT_LEAVING))
-    assert judged(none, labels=labels) == Signals(boot_id="b0")
+    assert judged(none, labels=labels) == Node("node-a", {}, boot_id="b0")
     again = Rules(leaving=read_rules(["none", f"label:{SCHEDULED}"], DEFAULT_LEAVING))
     assert judged(again, labels=labels) == judged(labels=labels)
-    assert node_of(manifest(labels=labels), again).maintenance_at is not None
+    assert read_node(manifest(labels=labels), again).maintenance_at is not None
 
 
 def test_administrators_can_add_and_replace_signals() -> None:
@@ -209,7 +210,7 @@ def test_heartbeats_do_not_change_a_cached_node() -> None:
         taints=[TERMINATION],
         conditions=[{"type": "Ready", "status": "True", "lastHeartbeatTime": "2"}],
     )
-    kept = node_of(node, DEFAULT_RULES)
-    assert kept == node_of(later, DEFAULT_RULES)
+    kept = read_node(node, DEFAULT_RULES)
+    assert kept == read_node(later, DEFAULT_RULES)
     assert kept.leaving == "taint cloud.google.com/impending-node-termination"
     assert (kept.boot_id, kept.bad, kept.ends_at) == ("b0", "", None)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 from ddp_operator.api.constants import KUEUE_BOOST, LABEL_JOB_UID
-from ddp_operator.api.node_signals import DEFAULT_RULES
+from ddp_operator.api.node_signals import DEFAULT_RULES, read_node
 from ddp_operator.kube import (
     ALL_NODES,
     MAX_PAGE_BYTES,
@@ -15,7 +15,6 @@ from ddp_operator.kube import (
     KubeCluster,
     Reflector,
     Resource,
-    node_of,
 )
 from ddp_operator.kube.events import EventRecorder, event_manifest
 from ddp_operator.ports import (
@@ -593,7 +592,7 @@ async def test_nodes_are_read_again_after_a_change(
         client,
         NODES.path(),
         label_selector="",
-        project=lambda manifest: node_of(manifest, DEFAULT_RULES),
+        project=lambda manifest: read_node(manifest, DEFAULT_RULES),
         group=lambda _: ALL_NODES,
         on_change=lambda _: clusters[0].nodes_changed(),
     )

@@ -29,7 +29,7 @@ from ddp_operator.job.pods.state import (
     PodState,
     QueueMember,
 )
-from ddp_operator.ports import Key, MalformedError, Manifest
+from ddp_operator.ports import Key, MalformedError, Manifest, controller_of
 
 _MAX_DIGITS: Final = 9
 _NOWHERE: Final = Identity(index=-1, attempt=-1)
@@ -58,7 +58,7 @@ def project(manifest: Manifest) -> PodState:
     spec: Manifest = manifest["spec"]
     status: Manifest = manifest.get("status") or {}
     annotations: Manifest = metadata.get("annotations") or {}
-    owner = _controller(metadata)
+    owner = controller_of(manifest)
     conditions = {c["type"]: c for c in status.get("conditions") or ()}
     name = word_of(
         annotations.get(constants.ANNOTATION_TRAINER) or trainer_container(manifest).get("name")
@@ -131,16 +131,10 @@ def _queue_member(
 def job_of(manifest: Manifest) -> Key | None:
     """Return the job that controls a pod, else the one of its label; None if there is none."""
     metadata = manifest["metadata"]
-    owner = _controller(metadata)
+    owner = controller_of(manifest)
     label = (metadata.get("labels") or {}).get(constants.LABEL_JOB_NAME)
     name = owner["name"] if owner.get("kind") == constants.KIND else label
     return Key(metadata["namespace"], name) if name else None
-
-
-def _controller(metadata: Manifest) -> Manifest:
-    """Return the reference to an object's controller; empty if there is none."""
-    owners = metadata.get("ownerReferences") or ()
-    return next((owner for owner in owners if owner.get("controller")), {})
 
 
 def _identity(manifest: Manifest, *, is_controlled: bool) -> Identity:

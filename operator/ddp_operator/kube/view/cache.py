@@ -70,7 +70,7 @@ class ObjectCache(Generic[T]):
         """Project a manifest without storing it."""
         metadata: Mapping[str, Any] = manifest["metadata"]
         return Entry(
-            key=Key(metadata.get("namespace", ""), metadata["name"]),
+            key=Key.of(manifest),
             uid=metadata["uid"],
             version=int(metadata["resourceVersion"]),
             group=self._group(manifest),
@@ -99,7 +99,7 @@ class ObjectCache(Generic[T]):
         """Apply a watch's ADDED or MODIFIED."""
         self._advance(manifest)
         metadata = manifest["metadata"]
-        known = self._entries.get(Key(metadata.get("namespace", ""), metadata["name"]))
+        known = self._entries.get(Key.of(manifest))
         is_echo = known is not None and known.uid == metadata["uid"]
         if known is not None and is_echo and int(metadata["resourceVersion"]) <= known.version:
             return set()  # our own write: not worth a projection
@@ -110,7 +110,7 @@ class ObjectCache(Generic[T]):
         self._advance(manifest)
         metadata = manifest["metadata"]
         self._gone.pop(metadata["uid"], None)
-        entry = self._entries.get(Key(metadata.get("namespace", ""), metadata["name"]))
+        entry = self._entries.get(Key.of(manifest))
         if entry is None or entry.version > int(metadata["resourceVersion"]):
             return set()  # already gone, or replaced by another object of that name
         return self._remove(entry)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from ddp_operator.kube.client import JSON, ApiClient
-from ddp_operator.kube.errors import AnswerTooLargeError, GoneError
+from ddp_operator.kube.errors import AnswerTooLargeError
 from ddp_operator.ports import Key, Manifest
 
 # Half of client-go's page size. A page of 500 parsed pods takes 30 MB for a moment, and a process
@@ -84,27 +84,15 @@ async def list_pages(
         query["continue"] = metadata["continue"]
 
 
-async def list_uids(
-    client: ApiClient, path: str, *, page_size: int = PAGE_SIZE, attempts: int = 3
-) -> dict[Key, str]:
+async def list_uids(client: ApiClient, path: str, *, page_size: int = PAGE_SIZE) -> dict[Key, str]:
     """Return the UIDs of all objects of a collection by name, to find out which of ours are gone.
 
-    Raises `GoneError` if the list expired between its pages in every attempt.
+    Raises `GoneError` if the list expired between its pages.
     """
-    for attempt in range(1, attempts + 1):
-        found: dict[Key, str] = {}
-        try:
-            pages = list_pages(client, path, page_size=page_size, accept=METADATA_ONLY)
-            async for items, _ in pages:
-                for item in items:
-                    metadata = item["metadata"]
-                    found[Key(metadata.get("namespace", ""), metadata["name"])] = metadata["uid"]
-        except GoneError:
-            if attempt == attempts:
-                raise
-        else:
-            return found
-    raise ValueError(f"attempts must be at least 1, not {attempts}")
+    found: dict[Key, str] = {}
+    async for items, _ in list_pages(client, path, page_size=page_size, accept=METADATA_ONLY):
+        found |= {Key.of(item): item["metadata"]["uid"] for item in items}
+    return found
 
 
 async def list_metadata(
