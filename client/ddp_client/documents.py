@@ -89,6 +89,12 @@ def mapping(document: Any, *names: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def as_stored(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job with the metadata that a user cannot set, but each job has."""
+    added = {"uid": "", "creationTimestamp": "1970-01-01T00:00:00Z"}
+    return {**job, "metadata": {"namespace": "default", **job["metadata"], **added}}
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """PyYAML's safe loader, in C if possible, with a limit where it takes more than linear time."""
 

@@ -26,6 +26,7 @@ from ddp_client.convert.notes import ConversionError, Notes
 from ddp_client.convert.pods import Pods, check, speaks_of_ranks
 from ddp_client.convert.references import is_foreign
 from ddp_client.convert.source import Source
+from ddp_client.documents import as_stored
 
 _KUEUE: Final = ("kueue.x-k8s.io/", "provreq.kueue.x-k8s.io/")
 """Prefixes of labels and annotations that Kueue reads; for DDPJobs it reads them on pods."""
@@ -198,10 +199,8 @@ def checked(meta: Metadata, spec: Mapping[str, Any], notes: Notes) -> dict[str, 
         ConversionError: the operator would refuse it.
     """
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta.fields, "spec": spec}
-    stored = {"namespace": "default", **meta.fields, "uid": ""}
-    stored["creationTimestamp"] = "1970-01-01T00:00:00Z"
     try:
-        parsed = DDPJob.parse({**manifest, "metadata": stored})
+        parsed = DDPJob.parse(as_stored(manifest))
     except InvalidJobError as error:
         raise ConversionError(f"the operator would refuse the resulting {KIND}: {error}") from None
     for kind, _ in kinds(parsed.spec):

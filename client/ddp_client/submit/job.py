@@ -13,6 +13,7 @@ from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.pod_security import RESTRICTED_CONTAINER, RESTRICTED_POD
 from ddp_operator.ports import Manifest
 
+from ddp_client.documents import as_stored
 from ddp_client.pod_security import PodSecurity
 from ddp_client.submit.code import CodeFolder, pip_cache, set_variable
 from ddp_client.submit.command import pod_command
@@ -57,8 +58,6 @@ def job_manifest(request: JobRequest) -> Manifest:
         spec["restart"] = {"maxRestarts": request.max_restarts}
     spec |= _membership(request)
     metadata: dict[str, Any] = {"name": object_name(request.name, "name")}
-    if request.namespace:
-        metadata["namespace"] = request.namespace
     if request.code and request.code.is_workdir:
         metadata["annotations"] = {ANNOTATION_CODE: str(request.code.code)}
     found: Manifest = {
@@ -98,9 +97,8 @@ def parsed(manifest: Manifest) -> DDPJob:
     Raises:
         JobRequestError: the operator would refuse it.
     """
-    known = {"namespace": "default", "uid": "", "creationTimestamp": "1970-01-01T00:00:00Z"}
     try:
-        return DDPJob.parse({**manifest, "metadata": known | manifest["metadata"]})
+        return DDPJob.parse(as_stored(manifest))
     except InvalidJobError as error:
         raise JobRequestError(str(error)) from None
 

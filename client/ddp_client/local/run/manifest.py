@@ -11,7 +11,6 @@ from ddp_operator.ports import Manifest
 
 from ddp_client import documents
 
-_DEFAULT_NAMESPACE = "default"
 NO_IMAGE = "local"
 """Image of a job that was made for a local run: a pod must name one."""
 
@@ -90,27 +89,18 @@ def _checked(where: str, document: Manifest) -> tuple[Manifest, DDPJob]:
     spec = document.get("spec") or {}
     if not isinstance(spec, dict):
         raise ManifestError(f"{where}: spec must hold fields, not {str(spec)[:60]!r}")
-    manifest = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        # A user cannot set UID and time, but a job needs them.
-        "metadata": {
-            "namespace": _DEFAULT_NAMESPACE,
-            **metadata,
-            "uid": "",
-            "creationTimestamp": "1970-01-01T00:00:00Z",
-        },
-        # Here, no other controller can run it.
-        "spec": {name: value for name, value in spec.items() if name != "managedBy"},
-    }
+    # Here, no other controller can run it.
+    spec = {name: value for name, value in spec.items() if name != "managedBy"}
+    job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+    manifest = documents.as_stored(job)
     try:
-        job = DDPJob.parse(manifest)
+        parsed = DDPJob.parse(manifest)
     except InvalidJobError as error:
         raise ManifestError(f"{where}: {KIND} {metadata['name']} is invalid: {error}") from None
-    defaulted = job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    if lacks_memory_checkpoint(job):
+    defaulted = parsed.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if lacks_memory_checkpoint(parsed):
         del defaulted["memoryCheckpoint"]
-    return {**manifest, "spec": defaulted}, job
+    return {**manifest, "spec": defaulted}, parsed
 
 
 def lacks_memory_checkpoint(job: DDPJob) -> bool:
