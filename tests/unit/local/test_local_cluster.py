@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from ddp_client.local.machine import LocalCluster, Workdir
 from ddp_operator.api.constants import LABEL_SERVING
-from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import ContainerExit, PodState
 from ddp_operator.ports import (
     LOG_END_BYTES,
@@ -70,9 +69,9 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path, recorder: Recorder) -> AsyncIterator[LocalCluster[PodState]]:
+async def cluster(tmp_path: Path, recorder: Recorder) -> AsyncIterator[LocalCluster]:
     async with LocalCluster(
-        project=project, workdir=Workdir(tmp_path), listener=recorder, config_maps={}
+        workdir=Workdir(tmp_path), listener=recorder, config_maps={}
     ) as cluster:
         yield cluster
 
@@ -114,14 +113,12 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-async def only_pod(cluster: LocalCluster[PodState]) -> PodState:
+async def only_pod(cluster: LocalCluster) -> PodState:
     (found,) = cluster.pods_of(JOB)
     return found
 
 
-async def ended(
-    cluster: LocalCluster[PodState], recorder: Recorder
-) -> tuple[PodState, ContainerExit]:
+async def ended(cluster: LocalCluster, recorder: Recorder) -> tuple[PodState, ContainerExit]:
     """Wait for the end of the only pod, and return it with its exit."""
     await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
     pod = await only_pod(cluster)
@@ -130,7 +127,7 @@ async def ended(
 
 
 async def test_pod_is_listed_at_once_and_runs_to_its_end(
-    cluster: LocalCluster[PodState], recorder: Recorder, tmp_path: Path
+    cluster: LocalCluster, recorder: Recorder, tmp_path: Path
 ) -> None:
     await cluster.create_pod(pod('echo one; printf "two" > "$DDP_TERMINATION_LOG"; echo three'))
     assert (await only_pod(cluster)).phase == "Pending"
@@ -145,9 +142,7 @@ async def test_pod_is_listed_at_once_and_runs_to_its_end(
         await cluster.log_end(Key("default", "no"), "trainer")
 
 
-async def test_end_of_a_long_log_is_read(
-    cluster: LocalCluster[PodState], recorder: Recorder
-) -> None:
+async def test_end_of_a_long_log_is_read(cluster: LocalCluster, recorder: Recorder) -> None:
     await cluster.create_pod(pod("seq 10000; echo end"))
     done, _ = await ended(cluster, recorder)
     end = await cluster.log_end(done.key, "trainer")
@@ -155,7 +150,7 @@ async def test_end_of_a_long_log_is_read(
     assert end.endswith(b"\n9999\n10000\nend\n")
 
 
-async def test_running_is_ready(cluster: LocalCluster[PodState], recorder: Recorder) -> None:
+async def test_running_is_ready(cluster: LocalCluster, recorder: Recorder) -> None:
     await cluster.create_pod(pod("echo up; exec sleep 1000"))
     await recorder.until(lambda: recorder.lines)
     running = await only_pod(cluster)
@@ -166,7 +161,7 @@ async def test_running_is_ready(cluster: LocalCluster[PodState], recorder: Recor
     ("script", "code"), [("exit 7", 7), ("kill -SEGV $$", 139), ("kill -KILL $$", 137)]
 )
 async def test_a_failure_keeps_its_exit_code(
-    cluster: LocalCluster[PodState], recorder: Recorder, script: str, code: int
+    cluster: LocalCluster, recorder: Recorder, script: str, code: int
 ) -> None:
     await cluster.create_pod(pod(script))
     failed, end = await ended(cluster, recorder)
@@ -176,7 +171,7 @@ async def test_a_failure_keeps_its_exit_code(
 
 
 async def test_termination_message_falls_back_to_the_log(
-    cluster: LocalCluster[PodState], recorder: Recorder
+    cluster: LocalCluster, recorder: Recorder
 ) -> None:
     policy = {"terminationMessagePolicy": "FallbackToLogsOnError"}
     await cluster.create_pod(pod("echo Traceback; exit 1", trainer=policy))
@@ -184,9 +179,7 @@ async def test_termination_message_falls_back_to_the_log(
     assert end.message == "Traceback\n"
 
 
-async def test_deleted_pod_gets_sigterm_first(
-    cluster: LocalCluster[PodState], recorder: Recorder
-) -> None:
+async def test_deleted_pod_gets_sigterm_first(cluster: LocalCluster, recorder: Recorder) -> None:
     await cluster.create_pod(
         pod('trap "echo saving; exit 143" TERM; echo up; while true; do sleep 0.01; done')
     )
@@ -198,7 +191,7 @@ async def test_deleted_pod_gets_sigterm_first(
 
 
 async def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(
-    cluster: LocalCluster[PodState], recorder: Recorder
+    cluster: LocalCluster, recorder: Recorder
 ) -> None:
     script = 'trap "echo no" TERM; echo $$; while true; do sleep 0.01; done'
     await cluster.create_pod(pod(script, terminationGracePeriodSeconds=1))
@@ -211,7 +204,7 @@ async def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(
 
 
 async def test_all_processes_of_a_pod_end_with_it(
-    cluster: LocalCluster[PodState], recorder: Recorder
+    cluster: LocalCluster, recorder: Recorder
 ) -> None:
     """Everything that it started ends with it, even a process in its own session."""
     elsewhere = "setsid sh -c 'echo $$; touch $DDP_TERMINATION_LOG; exec sleep 1000' &"
@@ -222,7 +215,7 @@ async def test_all_processes_of_a_pod_end_with_it(
 
 
 async def test_killed_pod_stays_with_exit_code_137(
-    cluster: LocalCluster[PodState], recorder: Recorder
+    cluster: LocalCluster, recorder: Recorder
 ) -> None:
     await cluster.create_pod(pod("setsid sh -c 'echo $$; exec sleep 1000' & echo $$; wait"))
     await recorder.until(lambda: len(recorder.lines) == 2)
@@ -236,7 +229,7 @@ async def test_killed_pod_stays_with_exit_code_137(
 
 async def test_no_process_outlives_the_context(tmp_path: Path, recorder: Recorder) -> None:
     async with LocalCluster(
-        project=project, workdir=Workdir(tmp_path), listener=recorder, config_maps={}
+        workdir=Workdir(tmp_path), listener=recorder, config_maps={}
     ) as cluster:
         await cluster.create_pod(pod('trap "" TERM; echo $$; while true; do sleep 0.01; done'))
         await recorder.until(lambda: recorder.lines)
@@ -244,7 +237,7 @@ async def test_no_process_outlives_the_context(tmp_path: Path, recorder: Recorde
 
 
 async def test_deleting_a_finished_pod_removes_it_at_once(
-    cluster: LocalCluster[PodState], recorder: Recorder
+    cluster: LocalCluster, recorder: Recorder
 ) -> None:
     await cluster.create_pod(pod("exit 0"))
     await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
@@ -254,7 +247,7 @@ async def test_deleting_a_finished_pod_removes_it_at_once(
 
 
 async def test_a_pod_deleted_before_it_started_never_runs(
-    cluster: LocalCluster[PodState], recorder: Recorder
+    cluster: LocalCluster, recorder: Recorder
 ) -> None:
     await cluster.create_pod(pod("echo up"))
     await cluster.delete_pod(POD, grace_seconds=None)
@@ -263,7 +256,7 @@ async def test_a_pod_deleted_before_it_started_never_runs(
 
 
 async def test_create_pod_is_idempotent_for_one_owner(
-    cluster: LocalCluster[PodState],
+    cluster: LocalCluster,
 ) -> None:
     await cluster.create_pod(pod("exec sleep 1000"))
     await cluster.create_pod(pod("exec sleep 1000"))
@@ -273,7 +266,7 @@ async def test_create_pod_is_idempotent_for_one_owner(
 
 
 async def test_invalid_container_waits_with_its_reason(
-    cluster: LocalCluster[PodState], recorder: Recorder
+    cluster: LocalCluster, recorder: Recorder
 ) -> None:
     variable = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {}}}
     await cluster.create_pod(pod("exit 0", trainer={"env": [variable]}))
@@ -285,7 +278,7 @@ async def test_invalid_container_waits_with_its_reason(
 
 
 async def test_a_command_that_does_not_exist_fails_the_pod(
-    cluster: LocalCluster[PodState], recorder: Recorder
+    cluster: LocalCluster, recorder: Recorder
 ) -> None:
     await cluster.create_pod(pod("", trainer={"command": ["no-such-program"]}))
     _, end = await ended(cluster, recorder)
@@ -298,7 +291,7 @@ async def test_pod_with_too_many_gpus_is_unschedulable(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     async with LocalCluster(
-        project=project, workdir=Workdir(tmp_path), listener=recorder, config_maps={}
+        workdir=Workdir(tmp_path), listener=recorder, config_maps={}
     ) as cluster:
         limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
         await cluster.create_pod(pod("exit 0", trainer=limits))
@@ -319,7 +312,7 @@ async def test_pods_on_gpus_take_turns(
     )
     second["metadata"]["name"] = "job-0-1"
     async with LocalCluster(
-        project=project, workdir=Workdir(tmp_path), listener=recorder, config_maps={}
+        workdir=Workdir(tmp_path), listener=recorder, config_maps={}
     ) as cluster:
         await cluster.create_pod(first)
         await cluster.create_pod(second)
@@ -331,7 +324,7 @@ async def test_pods_on_gpus_take_turns(
         assert [found.key.name for found in cluster.pods_of(JOB)] == ["job-0-1"]
 
 
-async def test_labels_are_patched(cluster: LocalCluster[PodState]) -> None:
+async def test_labels_are_patched(cluster: LocalCluster) -> None:
     await cluster.create_pod(pod("exec sleep 1000"))
     await cluster.patch_pod(POD, {"labels": {LABEL_SERVING: None}})
     assert not (await only_pod(cluster)).serving
@@ -339,7 +332,7 @@ async def test_labels_are_patched(cluster: LocalCluster[PodState]) -> None:
 
 
 async def test_status_is_merged_and_guarded_by_its_resource_version(
-    cluster: LocalCluster[PodState], recorder: Recorder
+    cluster: LocalCluster, recorder: Recorder
 ) -> None:
     version = cluster.create_job(job_manifest())["metadata"]["resourceVersion"]
     first = await cluster.patch_status(
@@ -359,9 +352,7 @@ async def test_status_is_merged_and_guarded_by_its_resource_version(
         await cluster.patch_status(Key("default", "no"), {}, resource_version=None)
 
 
-async def test_deleted_job_deletes_its_pods(
-    cluster: LocalCluster[PodState], recorder: Recorder
-) -> None:
+async def test_deleted_job_deletes_its_pods(cluster: LocalCluster, recorder: Recorder) -> None:
     uid = cluster.create_job(job_manifest())["metadata"]["uid"]
     await cluster.create_pod(pod("exec sleep 1000", owner=uid))
     await cluster.delete_job(JOB, uid="of an earlier job")
@@ -371,18 +362,14 @@ async def test_deleted_job_deletes_its_pods(
     await recorder.until(lambda: recorder.deleted == [JOB] and not cluster.pods_of(JOB))
 
 
-async def test_events_reach_the_listener(
-    cluster: LocalCluster[PodState], recorder: Recorder
-) -> None:
+async def test_events_reach_the_listener(cluster: LocalCluster, recorder: Recorder) -> None:
     job = cluster.create_job(job_manifest())
     event = Event("Running", "all pods are ready")
     await cluster.emit_event(job, event)
     await recorder.until(lambda: recorder.events == [event])
 
 
-async def test_pods_have_their_own_process_group(
-    cluster: LocalCluster[PodState], recorder: Recorder
-) -> None:
+async def test_pods_have_their_own_process_group(cluster: LocalCluster, recorder: Recorder) -> None:
     """Ctrl-C in the terminal must reach only the command."""
     await cluster.create_pod(pod("ps -o pgid= -p $$; exec sleep 1000"))
     await recorder.until(lambda: recorder.lines)

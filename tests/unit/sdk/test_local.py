@@ -78,6 +78,13 @@ async def test_command_runs_in_the_folder_itself(client: AsyncLocalClient, tmp_p
         await client.run(command=["ls"], pip=tmp_path / "here")
 
 
+async def test_this_machines_launcher_stands_for_an_injected_one(
+    client: AsyncLocalClient,
+) -> None:
+    job = await client.run(**shell("exit", launcher="inject"))
+    assert (await job.wait(timeout=60)).phase == "Succeeded"
+
+
 async def test_failed_job_raises_with_a_diagnosis(client: AsyncLocalClient) -> None:
     job = await client.run(**shell("echo 'no such data' >&2; exit 64"))
     with pytest.raises(JobFailedError, match="ConfigurationError") as caught:

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, Self
 from uuid import uuid4
 
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.api.values.merge_patch import patched
+from ddp_operator.job.pods.projection import project
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     LOG_END_BYTES,
     AlreadyExistsError,
@@ -20,6 +22,7 @@ from ddp_operator.ports import (
     Key,
     Manifest,
     NotFoundError,
+    controller_of,
 )
 
 from ddp_client.local.machine.gpus import GpuPool, visible_gpus
@@ -27,13 +30,10 @@ from ddp_client.local.machine.localhost import Crossing, crossings
 from ddp_client.local.machine.loopback import LoopbackAddresses, LoopbackPorts
 from ddp_client.local.machine.objects import (
     NoOtherObjects,
-    controller_uid,
     require_same_controller,
 )
 from ddp_client.local.machine.pod import LocalPod, Machine
 from ddp_client.local.machine.workdir import Workdir
-
-PodT = TypeVar("PodT")
 
 _logger = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ class Listener(Protocol):
         """An Event about a job was emitted."""
 
 
-class LocalCluster(NoOtherObjects, Generic[PodT]):
-    """Implements `ports.Cluster`; `project` turns a pod's manifest into what the engine needs.
+class LocalCluster(NoOtherObjects):
+    """Implements `ports.Cluster`.
 
     Use it as an asynchronous context manager: no pod outlives the context. The listener is called
     from the event loop, never during a call of one of these methods.
@@ -67,13 +67,11 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
     def __init__(
         self,
         *,
-        project: Callable[[Manifest], PodT],
         workdir: Workdir,
         listener: Listener,
         config_maps: Mapping[str, Manifest],
         python: str = sys.executable,
     ) -> None:
-        self._project = project
         self._listener = listener
         self._machine = Machine(
             workdir=workdir,
@@ -88,16 +86,11 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
         self._lives: dict[Key, asyncio.Task[None]] = {}
         self._resource_version = 0
 
-    async def __aenter__(self) -> "LocalCluster[PodT]":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.delete_all_pods(grace_seconds=0)
-
-    @property
-    def gpus(self) -> int:
-        """Number of NVIDIA GPUs of this machine."""
-        return self._machine.gpus.total
 
     # A user does these with kubectl.
 
@@ -171,9 +164,9 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
 
     # The engine does these.
 
-    def pods_of(self, job: Key) -> list[PodT]:
+    def pods_of(self, job: Key) -> list[PodState]:
         """See `ports.Cluster`."""
-        return [self._project(manifest) for manifest in self.pod_manifests(job)]
+        return [project(manifest) for manifest in self.pod_manifests(job)]
 
     async def create_pod(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""
@@ -249,8 +242,9 @@ class LocalCluster(NoOtherObjects, Generic[PodT]):
         if stored is None or stored["metadata"]["uid"] != uid:
             return
         del self._jobs[job]
-        for key in [pod.key for pod in self._pods.values() if controller_uid(pod.manifest) == uid]:
-            await self.delete_pod(key, grace_seconds=None)
+        for pod in list(self._pods.values()):
+            if controller_of(pod.manifest).get("uid") == uid:
+                await self.delete_pod(pod.key, grace_seconds=None)
         _soon(self._listener.job_deleted, job)
 
     async def log_end(self, pod: Key, container: str) -> bytes:  # noqa: ARG002

@@ -2,7 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from ddp_operator.ports import AlreadyExistsError, Key, Manifest, Nodes, NotFoundError
+from ddp_operator.ports import (
+    AlreadyExistsError,
+    Key,
+    Manifest,
+    Nodes,
+    NotFoundError,
+    controller_of,
+)
 
 
 class NoOtherObjects:
@@ -47,19 +54,13 @@ class NoOtherObjects:
         """See `ports.Cluster`. There is none."""
 
 
-def controller_uid(manifest: Manifest) -> str | None:
-    """Return the UID of an object's controller; None if it has none."""
-    references = manifest["metadata"].get("ownerReferences") or ()
-    return next((owner["uid"] for owner in references if owner.get("controller")), None)
-
-
 def require_same_controller(*, existing: Manifest, wanted: Manifest) -> None:
     """Check that an existing pod was created by an earlier attempt at the same call.
 
     Raises:
         AlreadyExistsError: it has another controller.
     """
-    theirs = controller_uid(existing)
-    if theirs is None or theirs != controller_uid(wanted):
+    theirs = controller_of(existing).get("uid")
+    if theirs is None or theirs != controller_of(wanted).get("uid"):
         text = f"pod {Key.of(wanted)} already exists and has another owner"
         raise AlreadyExistsError(text, status=409)

@@ -1,22 +1,17 @@
 """One run: the engine on a local cluster, its display, signals and kills."""
 
 import asyncio
-import secrets
 import signal
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.engine import Engine
-from ddp_operator.engine.pod_settings import PodSettings
-from ddp_operator.engine.tokens.access import Access
-from ddp_operator.engine.trainers.requests import HttpTrainers
-from ddp_operator.job.pods.projection import project
 from ddp_operator.ports import Event, Key, Manifest
 
 from ddp_client.local.machine import LocalCluster, Workdir
 from ddp_client.local.run.display import SafeDisplay
+from ddp_client.local.run.engine import local_engine
 from ddp_client.local.run.kills import KillRequest
 from ddp_client.local.run.manifest import JobFile
 from ddp_client.local.run.record import Record
@@ -55,22 +50,12 @@ class Session:
         self._kill_order = asyncio.Event()
         self._over = False
         self._cluster = LocalCluster(
-            project=project,
             workdir=workdir,
             listener=self,
             config_maps=file.config_maps,
             python=python,
         )
-        self._engine = Engine(
-            self._cluster,
-            settings=PodSettings(
-                access=Access(keys={"run": secrets.token_bytes(32)}),  # no pod outlives the run
-                launcher_image="none",  # this machine's own launcher is run
-            ),
-            workers=1,
-            trainers=HttpTrainers(),
-            progress_seconds=progress_seconds,
-        )
+        self._engine = local_engine(self._cluster, progress_seconds=progress_seconds)
 
     async def run(self) -> int:
         """Run, and return the command's exit code. No process is left behind.

@@ -1,7 +1,6 @@
 """The backend for this machine: the operator's engine, with processes as pods."""
 
 import asyncio
-import secrets
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -9,17 +8,13 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.engine import Engine
-from ddp_operator.engine.pod_settings import PodSettings
-from ddp_operator.engine.tokens.access import Access
-from ddp_operator.engine.trainers.requests import HttpTrainers
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
-from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import AlreadyExistsError, Event, Key, Manifest
 
 from ddp_client.local.machine import LocalCluster, Workdir, WorkdirInUseError
 from ddp_client.local.run.command import refuse_what_cannot_run
+from ddp_client.local.run.engine import local_engine
 from ddp_client.local.run.manifest import job_file
 from ddp_client.local.run.record import Record
 from ddp_client.pod_security import PodSecurity
@@ -56,19 +51,12 @@ class LocalBackend:
             self.workdir.release()
             raise
         self._log_files = LogFiles(lambda pod: self.workdir.path / "pods" / pod.name / "printed")
-        self._cluster: LocalCluster[PodState] = LocalCluster(
-            project=project,
+        self._cluster = LocalCluster(
             workdir=self.workdir,
             listener=self,
             config_maps=self._config_maps,
         )
-        self._engine = Engine(
-            self._cluster,
-            # No pod outlives the context.
-            settings=PodSettings(access=Access(keys={"run": secrets.token_bytes(32)})),
-            trainers=HttpTrainers(),
-            progress_seconds=_PROGRESS_SECONDS,
-        )
+        self._engine = local_engine(self._cluster, progress_seconds=_PROGRESS_SECONDS)
         self._engine.start()
         return self
 
