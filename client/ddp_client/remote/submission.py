@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ddp_operator.api.constants import API_VERSION, KIND
+from ddp_operator.job.pods.manifests import owner_reference
 from ddp_operator.kube import CONFIG_MAPS, Resource, check_served
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import (
@@ -111,13 +111,5 @@ async def _create(
 
 def owned_by(job: Manifest) -> Mapping[str, Any]:
     """Return the metadata of an object that a job owns."""
-    metadata = job["metadata"]
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
+    owner = owner_reference(job["metadata"]["name"], job["metadata"]["uid"])
     return {"metadata": {"ownerReferences": [owner]}}

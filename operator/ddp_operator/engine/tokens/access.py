@@ -71,7 +71,7 @@ class Access:
                 "namespace": job.namespace,
                 "name": self.secret_name(job.uid, key),
                 "labels": MANAGED_BY,
-                "ownerReferences": [owner_reference(job)],
+                "ownerReferences": [owner_reference(job.name, job.uid)],
             },
             "type": "Opaque",
             "immutable": True,

@@ -30,13 +30,13 @@ SHARED_MEMORY_VOLUME = "ddp-shared-memory"
 SHARED_MEMORY_PATH = "/dev/shm"
 
 
-def owner_reference(job: DDPJob) -> dict[str, Any]:
+def owner_reference(name: str, uid: str) -> dict[str, Any]:
     """Return the reference that deletes an object with its job."""
     return {
         "apiVersion": constants.API_VERSION,
         "kind": constants.KIND,
-        "name": job.name,
-        "uid": job.uid,
+        "name": name,
+        "uid": uid,
         "controller": True,
         "blockOwnerDeletion": False,
     }
@@ -48,7 +48,7 @@ def own_metadata(job: DDPJob) -> dict[str, Any]:
         "name": job.name,
         "namespace": job.namespace,
         "labels": {constants.LABEL_JOB_NAME: job.name},
-        "ownerReferences": [owner_reference(job)],
+        "ownerReferences": [owner_reference(job.name, job.uid)],
     }
 
 
@@ -180,7 +180,7 @@ def instance(
             "namespace": job.namespace,
             "labels": labels,
             "annotations": annotations,
-            "ownerReferences": [owner_reference(job)],
+            "ownerReferences": [owner_reference(job.name, job.uid)],
         },
         "spec": spec,
     }
