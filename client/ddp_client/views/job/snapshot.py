@@ -15,9 +15,9 @@ from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.membership.world import by_slot, slots_of
+from ddp_operator.job.planning.rejection import stored_status
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Key, Manifest
-from pydantic import ValidationError
 
 from ddp_client.views.refused import RefusedError
 
@@ -45,10 +45,6 @@ class JobSnapshot:
         """Read a job from the API server; no content raises an error."""
         metadata = manifest["metadata"]
         spec = manifest.get("spec") or {}
-        try:
-            status = DDPJobStatus.model_validate(manifest.get("status") or {})
-        except ValidationError:  # from another release: show no counters
-            status = DDPJobStatus()
         replicas, spares = spec.get("replicas", 1), spec.get("spares", 0)
         return cls(
             manifest=manifest,
@@ -61,7 +57,7 @@ class JobSnapshot:
             spares=min(max(spares, 0), MAX_SPARES) if isinstance(spares, int) else 0,
             elastic=isinstance(spec.get("elastic"), Mapping),
             suspend=bool(spec.get("suspend")),
-            status=status,
+            status=stored_status(manifest),
         )
 
     @property
