@@ -9,9 +9,8 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from ddp_operator.api.constants import LABEL_JOB_NAME
-from ddp_operator.api.node_signals import DEFAULT_RULES
+from ddp_operator.api.node_signals import DEFAULT_RULES, read_node
 from ddp_operator.api.values.bounded import format_time
-from ddp_operator.kube.view.nodes import node_of
 from ddp_operator.ports import (
     AlreadyExistsError,
     ConflictError,
@@ -109,7 +108,7 @@ class ApiServer:
         if manifest != self.node_manifests.get(name):
             self.changed_at[name] = self._clock.seconds
         self.node_manifests[name] = manifest
-        self.nodes[name] = node_of(manifest, DEFAULT_RULES)
+        self.nodes[name] = read_node(manifest, DEFAULT_RULES)
         self.on_nodes()
 
     def create_pod(self, manifest: Manifest) -> Manifest:
