@@ -20,8 +20,8 @@ ExactCount Exists FailJob Failed FallbackToLogsOnError False Finished Gang Gone 
 InPlace Infrastructure Ingress Initializing Job KeyT Leaving Lost Memory Metrics NetworkPolicy Never
 NoExecute NoMatchingWorkload NoReservation NoSchedule NodeFailures None NotAdmitted NotIn NotStarted
 Opaque Other OutOf OwnerT Paused Pending Plan Pod PodGroup PodReadyToStartContainers PodScheduled
-Preferred PriorityClass QuotaReserved Ready Refused Replace Requeued Required ResourceClaimTemplate
-RestartGang RestartInPlace RestartPod Secret Service SideCars Silent Simple Starting
+Preferred PriorityClass QuotaReserved Ready Refused Replace Requested Requeued Required
+ResourceClaimTemplate RestartGang RestartInPlace RestartPod Secret Service SideCars Silent Simple Starting
 TerminatedByKueue Terminating TerminationTarget True Unscheduled Workload WorkloadDeleted
 WorkloadEvicted WorkloadPriorityClass
 """

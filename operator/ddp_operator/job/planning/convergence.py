@@ -87,8 +87,9 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     else:
         planned = _create(job, pods, now)
     leaving = [pod for pod in pods.old if not pod.deleting]
+    is_saved = bool(leaving) and pauses.ended_paused(job, pods)
     # Pods of old attempts save and leave quickly: new pods may need their nodes.
-    grace = _SAVED_GRACE_SECONDS if pauses.ended_paused(job, pods) else RESTART_GRACE_SECONDS
+    grace = _SAVED_GRACE_SECONDS if is_saved else RESTART_GRACE_SECONDS
     hurried = (pod for pod in leaving if pod.grace_seconds > grace)
     # A replaced pod of this attempt may still answer to the host name of its replacement.
     rivals = (pod for pod in pods.old if pod.identity.attempt == job.status.attempt)

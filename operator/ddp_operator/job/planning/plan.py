@@ -240,12 +240,13 @@ def _with_upkeep(
     if job.spec.topology:
         planned = topology.with_order_due(job, pods, planned, now)
     # Pods know their first group from their environment, but not the nodes of the others.
-    may_copy = job.spec.memory_checkpoint is not None or notes.launcher == "Pod"
-    wants_pause = may_copy and _may_move(job, pods) and moves.wants_pause(job, pods, report, now)
+    in_memory = job.spec.memory_checkpoint is not None
+    may_copy = in_memory or notes.launcher == "Pod"
+    wants_pause = in_memory and _may_move(job, pods) and moves.wants_pause(job, pods, report, now)
     if (
         world_of(job).generation
         or (may_copy and copy_order.is_order_due(job, pods))
-        or pauses.is_due(job, pods, wanted=wants_pause)
+        or (in_memory and pauses.is_due(job, pods, wanted=wants_pause))
     ):
         planned = assignments.with_assignments(job, pods, planned, now, wants_pause=wants_pause)
     was_unreachable = running is not None and running.reason == PODS_UNREACHABLE
