@@ -16,10 +16,10 @@ FRESH = 2
 IN_MEMORY = "memory.save"
 BLOCK_LOST = "memory.save, block"
 """The same state in pods of three blocks; a block is lost."""
-BLOCKS = "abaabc"
+BLOCKS = "baabac"
 """Of each of these pods. Without an order, pods of one block would hold each other's copies."""
 LOST_BLOCK = "a"
-"""Half of the pods: the largest block that the others have room for."""
+"""Half of the pods, the most that the others have room for, without pod 0, which is watched."""
 AIM_RATIO = 1.0
 MOST_SNAPSHOTS = 4
 """Two of its own rank, two of another pod's."""
