@@ -15,6 +15,20 @@ if os.environ["RANK"] == "1" and not mark.exists():
     raise SystemExit(3)
 time.sleep(6)
 """
+HOST_RESTARTS = """
+import os, pathlib, time
+host = os.environ["NODE_RANK"]
+print(f"host {host} begins", flush=True)
+time.sleep(6)  # the operator polls the launcher by then
+first = pathlib.Path("failed"), pathlib.Path("came-back")
+if host == "2":
+    if not first[0].exists():
+        first[0].touch()
+        raise SystemExit(1)
+    first[1].touch()
+while not first[1].exists():
+    time.sleep(0.1)
+"""
 AT_LOCALHOST = """
 import os, socket, time
 if os.environ["RANK"] == "0":
@@ -58,3 +72,12 @@ async def test_script_that_meets_at_localhost_is_reported(tmp_path: Path) -> Non
     async with running(manifest(tmp_path, AT_LOCALHOST), tmp_path / "work") as command:
         assert await command.wait() == 0
         assert "pod two-0-1 reaches pod two-0-0 at localhost" in command.output
+
+
+async def test_only_the_failed_pod_restarts_in_scope_pod_of_any_script(tmp_path: Path) -> None:
+    """As `torchft.fsdp` needs it: the processes of the other hosts have the state."""
+    spec = {"replicas": 3, "launcher": "inject", "restart": {"scope": "Pod"}}
+    file = manifest(tmp_path, HOST_RESTARTS, **spec)
+    async with running(file, tmp_path / "work") as command:
+        assert await command.wait() == 0, command.output
+    assert [command.output.count(f"| host {host} begins") for host in range(3)] == [1, 1, 2]
