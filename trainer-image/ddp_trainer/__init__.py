@@ -35,9 +35,17 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the names that scripts use on first access, so the launcher does not load torch."""
+    """Import the names that scripts use on first access, so the launcher does not load torch.
+
+    Raises:
+        ImportError: this torch is too old, for example in an image that gets the launcher injected.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib  # noqa: PLC0415
 
+    from ddp_trainer.system.torch_release import shortcoming  # noqa: PLC0415
+
+    if sentence := shortcoming(f"{__name__}.{name}"):
+        raise ImportError(f"{sentence}: use an image with a newer torch")
     return getattr(importlib.import_module(_MODULES[name]), name)

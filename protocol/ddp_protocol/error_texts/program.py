@@ -65,6 +65,14 @@ PROGRAM: Final = (
         "SyntaxError: invalid syntax",
     ),
     Known(
+        r"ImportError: ddp_trainer\.\w+ needs torch [\d.]+ or newer",
+        Class.MISTAKE,
+        "the image's torch is older than ddp_trainer supports",
+        "use an image with a newer torch",
+        "ImportError: ddp_trainer.join needs torch 2.7 or newer, but this is torch 2.4.1+cu121: "
+        "use an image with a newer torch",
+    ),
+    Known(
         r"ImportError: cannot import name '",
         Class.UNDECIDED,
         "a package has another version than the code expects",

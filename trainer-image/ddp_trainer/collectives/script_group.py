@@ -23,6 +23,7 @@ from torch.futures import Future
 
 from ddp_trainer.collectives.script_collective import Collective
 from ddp_trainer.exit_codes import ConfigurationError, NewProcessError
+from ddp_trainer.system.torch_release import release
 
 _NAMES = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "gather", "scatter"),
@@ -254,6 +255,6 @@ def _new_group(ranks: Sequence[int] | None = None, *arguments: Any, **named: Any
 
 
 _torch_new_group = distributed_c10d.new_group
-if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+if release() < (2, 13):
     for _module in (dist, distributed_c10d, device_mesh):
         _module.new_group = _new_group  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ import ddp_trainer
 import pytest
 import torch
 from ddp_trainer.library.sharded.support import OLDEST
+from ddp_trainer.system.torch_release import release
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -31,7 +32,7 @@ BEFORE_JOIN = "before join"
 PAUSE_STEP = 8
 AFTER_STEP = "after a step"
 NEEDS_TORCH = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST,
+    release() < OLDEST,
     reason="sharded models need a newer torch",
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -11,6 +10,7 @@ from ddp_trainer.collectives.script_group import ScriptGroup
 from ddp_trainer.exit_codes import ConfigurationError, NewProcessError
 from ddp_trainer.run.parts import Parts
 from ddp_trainer.settings.environment import Placement
+from ddp_trainer.system.torch_release import shortcoming
 
 OLDEST = (2, 11)
 """The oldest release of torch with which this was tested."""
@@ -26,12 +26,8 @@ def mesh_of(models: list[nn.Module]) -> DeviceMesh | None:
     meshes = [getattr(parameter, "device_mesh", None) for _, parameter in parameters]
     if not any(meshes):
         return None
-    found = tuple(map(int, torch.__version__.split(".")[:2]))
-    if found < OLDEST:
-        raise ConfigurationError(
-            f"join() got a sharded model, which needs torch {'.'.join(map(str, OLDEST))} or "
-            f"newer, but this is torch {torch.__version__}: update it, or train without join()"
-        )
+    if sentence := shortcoming("join() got a sharded model, which", OLDEST):
+        raise ConfigurationError(f"{sentence}: update it, or train without join()")
     for (name, parameter), mesh in zip(parameters, meshes, strict=True):
         if mesh is None:
             raise ConfigurationError(
