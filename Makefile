@@ -68,11 +68,11 @@ test-integration: $(STAMP) ## Tests against a real kube-apiserver
 test-e2e: prepare ## Tests with real pods on a real cluster
 	$(PY) -m pytest tests/cluster tests/e2e
 
-# The tests of code that calls torch, with another torch on top of .venv. pip prefers a CPU build if it
-# finds one; otherwise it fetches about 3 GB.
+# The trainer's tests, with another torch on top of .venv. pip prefers a CPU build if it finds one;
+# otherwise it fetches about 3 GB.
 VERSION ?= 2.7.0
 TORCH_VENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ddp-operator/torch-$(VERSION)
-TORCH_TESTS ?= $(addprefix tests/trainer/,recovery process_group collectives devices run library launcher stream_device system)
+TORCH_TESTS ?= tests/trainer
 .PHONY: test-torch
 test-torch: $(STAMP) ## The trainer's tests on another torch: VERSION=2.7.0 (an environment of 1 to 6 GB)
 	@test -e $(TORCH_VENV)/.installed || echo "Fetching torch $(VERSION), up to 3 GB."
