@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from ddp_trainer.memory import dcp as memory_dcp
 from ddp_trainer.memory.dcp import Reader, Writer
 from ddp_trainer.memory.restoration import MismatchError
+from ddp_trainer.system.torch_release import release
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -60,7 +63,7 @@ def check_dcp(mesh: DeviceMesh, other: DeviceMesh) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_dcp, "save", keep)
         state = {"app": App(model, optimizer), "rank": dist.get_rank()}
-        future = async_save(state, storage_writer=Writer(2), no_dist=True)
+        future = async_save(state, storage_writer=Writer(2), **apart())
         train(model, optimizer, range(2, 4))
         assert isinstance(future, Future)
         future.result()
@@ -81,15 +84,23 @@ def check_dcp(mesh: DeviceMesh, other: DeviceMesh) -> None:
         dcp_load(state, storage_reader=reader)
 
 
+def apart() -> dict[str, Any]:
+    """Return the option by which `async_save` does not communicate in the training's group."""
+    if "no_dist" in inspect.signature(async_save).parameters:  # not in torch 2.7
+        return {"no_dist": True}
+    return {"process_group": dist.new_group()}
+
+
 def main() -> None:
-    """Check a mesh of all four ranks, and one of two dimensions."""
+    """Check a mesh of all four ranks, and one of two dimensions if torch can train over it."""
     form_group()
     flat = init_device_mesh(DEVICE, (4,), mesh_dim_names=("shard",))
     square = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("replicate", "shard"))
     check(flat)
-    check(square)
     check_dcp(flat, square)
-    check_dcp(square, flat)
+    if DEVICE != "cpu" or release() >= (2, 8):  # older gloo cannot average, as HSDP does
+        check(square)
+        check_dcp(square, flat)
     dist.destroy_process_group()
 
 
