@@ -24,7 +24,7 @@ from tests.trainer.library import (
     streaming,
 )
 from tests.trainer.library.checks import flipping, skipping
-from tests.trainer.library.sharded import meshes, sharding
+from tests.trainer.library.sharded import flipped, meshes, sharding
 from tests.trainer.stream_device.device import install
 from tests.trainer.stream_device.kernels import replace
 from tests.trainer.support import forkserver
@@ -41,6 +41,7 @@ SCRIPTS = {
     "layers left out": omitting.main,
     "shards": sharding.main,
     "flips": flipping.main,
+    "sharded flips": flipped.main,
     "bad batches": skipping.main,
     "a habit": joined.main,
 }

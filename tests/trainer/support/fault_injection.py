@@ -181,7 +181,7 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.collectives.shard_gradients import ShardGradients  # noqa: PLC0415
     from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
     from ddp_trainer.library import checkpoint_manager, job  # noqa: PLC0415
-    from ddp_trainer.library.sharded import saved_parts, snapshots  # noqa: PLC0415
+    from ddp_trainer.library.sharded import exchange, saved_parts, snapshots  # noqa: PLC0415
     from ddp_trainer.library.steps.taking import Steps  # noqa: PLC0415
     from ddp_trainer.process_group import connection  # noqa: PLC0415
     from ddp_trainer.process_group.rendezvous import rendezvous  # noqa: PLC0415
@@ -224,10 +224,11 @@ def install(variables: Mapping[str, str]) -> None:
     patch(checkpoint_manager, "transfer_state", before=at("the state's transfer"))
     patch(snapshots.Snapshots, "_transfer", before=at("the state's transfer"))
     patch(saved_parts.SavedParts, "save", before=at("a save in memory"))
-    patch(snapshots, "receive", before=at("a snapshot's copy"))
+    for user in (snapshots, exchange):
+        patch(user, "receive", before=at("a snapshot's copy"))
+        patch(user, "send", before=at("a snapshot's departure"))
     patch(snapshots.Snapshots, "take", before=at("a snapshot"))
-    patch(snapshots, "send", before=at("a snapshot's departure"))
-    patch(snapshots.Snapshots, "_copy", after=at("a snapshot copied"))
+    patch(exchange.HeldCopies, "exchange", after=at("a snapshot copied"))
 
 
 def patch(

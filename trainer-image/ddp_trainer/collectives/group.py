@@ -287,13 +287,14 @@ class Group:
         found, rank = divmod(int(greatest), _MOST_RANKS)
         return sums.tolist(), found / 1e6, rank
 
-    def bounds(self, *values: int) -> list[tuple[int, int]]:
-        """Return the least and the greatest of each signed 64-bit value over all ranks."""
-        both = torch.tensor([*values, *(~value for value in values)])
-        maximum = dist.ReduceOp.MAX
-        self._pending.wait(dist.all_reduce(both, maximum, group=self._control, async_op=True))
-        greatest, least = both[: len(values)].tolist(), both[len(values) :].tolist()
-        return [(~low, high) for low, high in zip(least, greatest, strict=True)]
+    def bounds(self, *values: int | None) -> list[tuple[int, int]]:
+        """Return the least and the greatest of each signed 64-bit value; None: of other ranks."""
+        known = [*values, *(None if value is None else ~value for value in values)]
+        both = torch.tensor([-1 << 63 if value is None else value for value in known])
+        work = dist.all_reduce(both, dist.ReduceOp.MAX, group=self._control, async_op=True)
+        self._pending.wait(work)
+        greatest, inverted = both.reshape(2, -1).tolist()
+        return [(~least, most) for least, most in zip(inverted, greatest, strict=True)]
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

@@ -32,7 +32,12 @@ class Collective:
             # Since torch 2.8, NCCL then returns no work: the current stream waits.
             arguments[-1].asyncOp = True
         self.outputs = list(_tensors_of(arguments[:1]))
-        self._inputs = list(_tensors_of(arguments[1:2])) or self.outputs
+        self.inputs = list(_tensors_of(arguments[1:2])) or self.outputs
+
+    @property
+    def is_reduction(self) -> bool:
+        """Return whether each member receives a part of a sum."""
+        return self.name.strip("_").startswith("reduce_scatter")
 
     @property
     def is_message(self) -> bool:
@@ -62,14 +67,14 @@ class Collective:
         if self.name == "barrier":
             return self.begin(group), []
         if self.name == "gather":
-            [own] = self._inputs
+            [own] = self.inputs
             parts = [torch.empty_like(own) for _ in range(size)]
             return group.allgather([parts], [own], AllgatherOptions()), parts
         if self.name == "scatter":
             return self._scatter(group, rank=rank, size=size)
         if self.name in _IN_PARTS:
             shape = size, *self.outputs[0].shape
-            whole = torch.cat([each.detach().reshape(-1) for each in self._inputs]).reshape(shape)
+            whole = torch.cat([each.detach().reshape(-1) for each in self.inputs]).reshape(shape)
             return _all_reduce(group, whole, self._options.reduceOp), [whole]
         if self.name == "reduce":
             [copy] = (tensor.detach().clone() for tensor in self.outputs)
@@ -86,7 +91,7 @@ class Collective:
         options = BroadcastOptions()
         options.rootRank = self._options.rootRank
         if rank == options.rootRank:
-            whole = torch.stack([part.detach() for part in self._inputs])
+            whole = torch.stack([part.detach() for part in self.inputs])
         return group.broadcast([whole], options), [whole]
 
     @torch.no_grad()
@@ -108,7 +113,7 @@ class Collective:
         """
         if self.name in _IN_PLACE or self.is_message:
             return
-        given = self._inputs
+        given = self.inputs
         if len(self.outputs) == 1 and len(given) == size:
             given = [given[rank]]
         for number, output in enumerate(self.outputs):

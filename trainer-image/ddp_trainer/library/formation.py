@@ -45,10 +45,11 @@ class Formation:
         script: ScriptCollectives,
         options: Options,
         snapshots: Snapshots | None = None,
+        verification: Verification | None = None,
     ) -> None:
         """`run`: the state that all ranks train.
 
-        `snapshots`: of this rank's part, if the models are sharded.
+        `snapshots`, `verification`: of this rank's part, if the models are sharded.
         """
         self.run = run
         self._world = world
@@ -56,7 +57,7 @@ class Formation:
         self._stop = stop
         self._script = script
         self.snapshots = snapshots
-        self.verification = Verification(
+        self.verification = verification or Verification(
             run,
             every_steps=options.verify_replicas,
             probe_every_steps=options.verify_gradients,
@@ -151,12 +152,13 @@ class Formation:
         self._formed = formed
         self.exchange.enter(group)
         self._script.enter(group)  # first: parts of a model need the group of their mesh
+        in_loop = self._script.place[0] in ("step", "after a step")
         if self.snapshots is None:
             had_state = self._checkpoint_manager.agree(self.run, group)
-            in_loop = self._script.place[0] in ("step", "after a step")
-            self.verification.begin(group, had_state=had_state, may_return=in_loop)
         else:
+            had_state = self.has_state
             self.snapshots.agree(group)
+        self.verification.begin(group, had_state=had_state, may_return=in_loop)
         self._stop.listen()  # there is a state to save from now on
         self.exchange.form(self.run.shard_assignment(rank=group.rank, size=group.size))
         self._votes = Votes(

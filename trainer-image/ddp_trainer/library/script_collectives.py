@@ -72,6 +72,8 @@ class ScriptCollectives:
         self._update = 0
         self._incomplete = 0
         """Collectives of the present update that have no result, or whose result is not known."""
+        self.omits: Callable[[ScriptGroup, Collective], bool] | None = None
+        """Returns whether a collective is left out now: each member keeps its own values."""
 
     # The place of the script.
 
@@ -180,6 +182,9 @@ class ScriptCollectives:
     # Collectives.
 
     def _carry_out(self, group: ScriptGroup, collective: Collective) -> dist.Work:
+        if self.omits is not None and self.omits(group, collective):
+            _keep_own(group, collective)
+            return Ended(collective.outputs)
         is_elsewhere = (
             threading.get_ident() != self._thread
         )  # such as the one that computes gradients

@@ -18,12 +18,13 @@ from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.exit_codes import ConfigurationError, StoppedError, SupersededError
 from ddp_trainer.library.checkpoint_manager import CheckpointManager
 from ddp_trainer.library.checks.ownership import check_ownership
+from ddp_trainer.library.checks.verification import Verification
 from ddp_trainer.library.endings import end_stuck
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.profiling import Profiling
 from ddp_trainer.library.progress import ProgressWriter, voice_of
 from ddp_trainer.library.script_collectives import ScriptCollectives
-from ddp_trainer.library.sharded.support import check, mesh_of
+from ddp_trainer.library.sharded.support import check, mesh_of, part_of
 from ddp_trainer.library.training_length import TrainingLength
 from ddp_trainer.memory.saving import follow
 from ddp_trainer.process_group.end_of_training import ScriptProgress
@@ -145,7 +146,7 @@ class Session:
                 self.stop,
                 self.script,
                 self.options,
-                self._snapshots_of(self.run, shard_copies),
+                *self._sharded(self.run, shard_copies),
             )
             self.report.update(finished=False)  # tells the launcher that this rank can resume
             try:
@@ -161,33 +162,41 @@ class Session:
             self.checkpoint_manager.close()
             self.progress.close()
 
-    def _snapshots_of(self, run: TrainState, copies: int | None) -> Snapshots | None:
+    def _sharded(
+        self, run: TrainState, copies: int | None
+    ) -> tuple[Snapshots, Verification] | tuple[None, None]:
+        """Return what a sharded model needs; None: it is not sharded."""
         mesh = mesh_of(run.models)
         if mesh is None:
             if copies is not None:
                 raise ConfigurationError(
                     f"join() got shard_copies={copies}, but no sharded model: remove it"
                 )
-            return None
-        for name in ("verify_replicas", "verify_gradients"):
-            if getattr(self.options, name):
-                raise ConfigurationError(
-                    "join() cannot compare the ranks of a sharded model, which hold different "
-                    f"parts: remove {name}"
-                )
+            return None, None
         copies = min(1, self.world_size - 1) if copies is None else copies
         placement = self._environment.placement
-        check(run.parts, placement, is_batch_fixed=self.batch.is_fixed, copies=copies)
+        check(
+            run.parts,
+            placement,
+            is_batch_fixed=self.batch.is_fixed,
+            copies=copies,
+            verify_replicas=self.options.verify_replicas if part_of(mesh).parts == 0 else 0,
+        )
         if run.optimizers:
             check_ownership(run.parts, run.models)
         for model in run.models:
             model.register_forward_pre_hook(self._expect_loop)
-        from ddp_trainer.library.sharded.copy_holders import CopyHolders  # noqa: PLC0415
-        from ddp_trainer.library.sharded.saved_parts import SavedParts  # noqa: PLC0415
-        from ddp_trainer.library.sharded.snapshots import Snapshots  # noqa: PLC0415
+        from ddp_trainer.library.sharded.assembly import assembled  # noqa: PLC0415
 
-        holders = CopyHolders(self.world.current_assignment, copies=copies)
-        return Snapshots(run, mesh, self.script, SavedParts(self._saver), holders)
+        return assembled(
+            run,
+            mesh,
+            self.script,
+            self.options,
+            self._saver,
+            self.world.current_assignment,
+            copies=copies,
+        )
 
     def _expect_loop(self, *_: object) -> None:
         if self.script.place[0] not in ("step", "after a step"):

@@ -185,7 +185,7 @@ def test_ranks_return_to_a_state_that_a_probe_has_confirmed(
     every_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal replicas confirm nothing: a wrong gradient is in all of them."""
-    monkeypatch.setattr("ddp_trainer.library.checks.verification._COPY_SHARE", 1e9)
+    monkeypatch.setattr("ddp_trainer.library.checks.state_copy._COPY_SHARE", 1e9)
     trained = Trained(every_steps=every_steps)
     trained.train(13)
     trained.begin(had_state=True)  # a rank was lost

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,15 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.script_collectives import ScriptCollectives
 from ddp_trainer.library.steps.attempt import NO_STEP, Attempt
-from ddp_trainer.library.steps.net import Exchange
+from ddp_trainer.library.steps.shared_buffers import SharedBuffers
 from ddp_trainer.run.buffers import Copies
 from ddp_trainer.run.fingerprint import sum_of_bits
 from ddp_trainer.run.seeds import kept_generators, seed_step
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.telemetry.timing import Phase, StepTimer
+
+if TYPE_CHECKING:
+    from ddp_trainer.library.sharded.unreduced import Unreduced
 
 
 def check_probes(device: torch.device, *, is_stream: bool) -> None:
@@ -45,8 +49,12 @@ def check_probes(device: torch.device, *, is_stream: bool) -> None:
         )
 
 
+@dataclass(kw_only=True)
 class Probe(Attempt):
     """A batch of which all ranks compute the gradients; no step is taken with it."""
+
+    unreduced: Unreduced | None = None
+    """Reads the gradients of a sharded model."""
 
     def end_pass(
         self,
@@ -61,7 +69,8 @@ class Probe(Attempt):
         `in_turn`: the script may still use what the pass computed.
         """
         # Turns of several optimizers add up to one fingerprint.
-        self.gradients = fingerprint(run.models, loss) ^ (self.gradients or 0)
+        own = fingerprint(run.models, loss) if self.unreduced is None else self.unreduced.sum(loss)
+        self.gradients = own ^ (self.gradients or 0)
         timer.note(Phase.COMPUTE)
         run.passes.take_back(self.before, in_turn=in_turn)
 
@@ -76,8 +85,8 @@ def probing(
     """
     run, size = formation.run, formation.group.size
     epoch, step, samples = run.position.epoch, run.position.step, run.position.samples
-    with undone(run) as before:
-        _begin(formation.exchange)
+    with undone(run) as before, _unreduced(formation, script) as unreduced:
+        _begin(formation)
         batch = loading.whole_batch(epoch, samples, rank=rank, world_size=size)
         probe = Probe(
             before=before,
@@ -87,6 +96,7 @@ def probing(
             batches=1,
             ends_epoch=False,
             given=1,
+            unreduced=unreduced,
         )
         script.come_to("step", step)
         seed_step(seed, rank=rank, step=step, purpose="probe")
@@ -98,13 +108,36 @@ def probing(
         raise RuntimeError(NO_STEP)
 
 
-def _begin(exchange: Exchange) -> None:
+def _begin(formation: Formation) -> None:
     """Average no gradients, and give all ranks rank 0's buffers, so that they compute the same."""
+    exchange = formation.exchange
     exchange.end_step()
     try:
-        exchange.equalise_buffers()
+        if formation.snapshots is None:
+            exchange.equalise_buffers()
+        else:  # each rank has its own between the probes
+            buffers = SharedBuffers(formation.run.models)
+            buffers.agree(formation.group)
+            if buffers.shared:
+                buffers.share(formation.group)
     except Exception as error:
         exchange.note_lost_peer(error)
+
+
+@contextmanager
+def _unreduced(formation: Formation, script: ScriptCollectives) -> Iterator[Unreduced | None]:
+    """Let this rank's gradients of a sharded model be read in a block, and not be reduced."""
+    if formation.snapshots is None:
+        yield None
+        return
+    from ddp_trainer.library.sharded.unreduced import Unreduced  # noqa: PLC0415
+
+    unreduced = Unreduced(formation.snapshots.mesh)
+    script.omits = unreduced.omits
+    try:
+        yield unreduced
+    finally:
+        script.omits = None
 
 
 @contextmanager

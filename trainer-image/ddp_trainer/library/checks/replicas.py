@@ -19,19 +19,26 @@ class Replica(NamedTuple):
     """Step of the rank's copy in memory; None: it has none."""
     is_own: bool
     """False: the rank received this state from another one, so it confirms nothing."""
+    part: int = 0
+    """Number of the part of the model that it is a replica of."""
 
 
 def faulty(replicas: Sequence[Replica]) -> list[int]:
-    """Return the ranks that differ from most ranks; empty: none can be named."""
-    own = Counter(replica.fingerprint for replica in replicas if replica.is_own)
-    for common, count in own.most_common(1):
-        if 2 * count > own.total():
-            return [
-                rank
-                for rank, replica in enumerate(replicas)
-                if replica.is_own and replica.fingerprint != common
-            ]
-    return []
+    """Return the ranks that differ from most others with the same part; empty: none is named."""
+    prints: dict[int, Counter[int]] = {}
+    for replica in replicas:
+        if replica.is_own:
+            prints.setdefault(replica.part, Counter())[replica.fingerprint] += 1
+    common: dict[int, int] = {}
+    for part, counts in prints.items():
+        [(found, count)] = counts.most_common(1)
+        if 2 * count > counts.total():
+            common[part] = found
+    return [
+        rank
+        for rank, replica in enumerate(replicas)
+        if replica.is_own and replica.fingerprint != common.get(replica.part, replica.fingerprint)
+    ]
 
 
 def step_to_return_to(replicas: Sequence[Replica], without: Collection[int]) -> int | None:

@@ -6,6 +6,8 @@ equal state in memory, and repeat the steps since then. A rank that differs from
 
 Buffers are not compared: in each step rank 0's replace those of the others.
 
+Of a sharded model with replicas (HSDP), each rank is compared with those that have the same part.
+
 The ranks can also compare gradients that all have computed from the same batch, in a probe. A rank
 with wrong gradients makes the states of all ranks wrong, and they stay equal. So if there are
 probes, only a state right after an equal one is copied. Before the first probe, that is the state
@@ -14,63 +16,92 @@ with which all ranks began.
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
-import math
-import time
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import NamedTuple, NoReturn
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_trainer.checkpoints.snapshot import Snapshot
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.exit_codes import DifferingReplicasError, FlippedBitsError, LeavingError
+from ddp_trainer.exit_codes import (
+    ConfigurationError,
+    DifferingReplicasError,
+    FlippedBitsError,
+    LeavingError,
+)
 from ddp_trainer.library.checks.replicas import Replica, faulty, in_words, step_to_return_to
+from ddp_trainer.library.checks.state_copy import KeptState, StateCopy
 from ddp_trainer.run.fingerprint import sum_of_bits
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.buffers import tensors
-
-_COPY_SHARE = 0.01
-"""Part of the time that copies may take; the end of a loop over batches needs one in any case."""
 
 _logger = logging.getLogger(__name__)
 
 
 def compared(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
-    """Yield the tensors that must be equal on all ranks."""
+    """Yield the tensors that must be equal on all ranks, or on those with the same part."""
     for model in models:
         yield from model.parameters()
     for optimizer in optimizers:
         yield from tensors(list(optimizer.state.values()))
 
 
+def sum_of_state(run: TrainState) -> int:
+    """Return a sum of all bits of what is compared; of a sharded model, of this rank's part."""
+    return sum_of_bits(map(_local, compared(run.models, run.optimizers)))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    # By name, because the import of DTensor takes a second, which only sharded models need.
+    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
+class Part(NamedTuple):
+    """The part of the models that a rank has."""
+
+    number: int
+    parts: int
+    """Number of parts; 0: no other rank has the same part."""
+
+
+WHOLE = Part(0, 1)
+"""That of a model that is not sharded."""
+
+
 class Verification:
     """Compares this rank's replica with those of the other ranks."""
 
-    def __init__(self, run: TrainState, *, every_steps: int, probe_every_steps: int = 0) -> None:
+    def __init__(
+        self,
+        run: TrainState,
+        *,
+        every_steps: int,
+        probe_every_steps: int = 0,
+        part: Part = WHOLE,
+        kept: KeptState | None = None,
+    ) -> None:
         """`every_steps`: steps between comparisons of replicas; 0: do not compare them.
 
-        `probe_every_steps`: the same for gradients.
+        `probe_every_steps`: the same for gradients. `part`: of a sharded model. `kept`: state to
+        which this rank can return; None: a copy.
         """
         self._run = run
         self._every_steps = every_steps
         self._probe_every_steps = probe_every_steps
+        self._part = part
+        self._compares = every_steps > 0 or part.parts > 1
+        """Wrong parts make the gradients of their replica wrong, so both are compared."""
+        self._kept: KeptState = kept or StateCopy(run)
         self._equal_at: int | None = None
         """The newest step after which all ranks were equal."""
         self._gradients_equal_at: int | None = None
         """The newest step after which all ranks computed the same gradients."""
-        self._memory = Snapshot()
-        self._kept: dict[str, Any] = {}
-        """The newest copy of a state that all ranks had; empty: none."""
-        self._is_copy_due = False
         self._is_disputed = False
         """True: the ranks differed, and the group broke before this rank knew what follows."""
-        self._copied_at = -math.inf
-        self._copy_seconds = 0.0
 
     def begin(self, group: Group, *, had_state: bool, may_return: bool) -> None:
         """Compare the ranks of a group that has formed; a collective.
@@ -84,9 +115,10 @@ class Verification:
         if self._every_steps == 0 and self._probe_every_steps == 0:
             return
         if group.size == 1:  # its steps are not compared, so it must not return across them
-            self._kept, self._is_copy_due = {}, False
+            self._kept.forget()
             return
         may_return = may_return or not had_state
+        self._is_disputed = self._is_disputed and not self._kept.is_present
         self._compare(group, must_keep=True, had_state=had_state, may_return=may_return)
 
     def rank_to_probe(self, group: Group, *, is_needed: bool) -> int | None:
@@ -129,19 +161,13 @@ class Verification:
                 group, gradients, must_keep=is_last, had_state=True, may_return=may_return
             )
         if is_last and gradients is None and self._probe_every_steps > 0:
-            self._kept = {}  # the script cannot return to it, and no probe has confirmed this state
+            # The script cannot return to it, and no probe has confirmed this state.
+            self._kept.forget()
         return is_compared
 
     def keep(self) -> None:
         """Copy the state before the next step changes it, if the ranks have agreed on that."""
-        if not self._is_copy_due:
-            return
-        # Not right after the comparison: the script may work on its state between two loops.
-        self._is_copy_due = False
-        begin = time.monotonic()
-        self._kept = self._memory.take(self._run.full_state_dict())
-        self._copied_at = time.monotonic()
-        self._copy_seconds = self._copied_at - begin
+        self._kept.take()
 
     def _compare(
         self,
@@ -152,33 +178,35 @@ class Verification:
         had_state: bool,
         may_return: bool,
     ) -> None:
-        own = 0
-        if self._every_steps > 0:
-            own = sum_of_bits(compared(self._run.models, self._run.optimizers))
-        since = time.monotonic() - self._copied_at
-        may_keep = must_keep or self._copy_seconds <= _COPY_SHARE * since
-        replicas, computed, (all_keep, _), (_, is_trained), (_, is_disputed) = group.bounds(
-            own, gradients or 0, may_keep, had_state, self._is_disputed
+        own = sum_of_state(self._run) if self._compares else 0
+        number, parts = self._part
+        *replicas, computed, (all_keep, _), (_, is_trained), (_, is_disputed) = group.bounds(
+            *(own if part == number else None for part in range(parts)),
+            gradients or 0,
+            must_keep or self._kept.is_cheap,
+            had_state,
+            self._is_disputed,
         )
-        if len({*replicas}) > 1 or is_disputed:
+        if any(least != greatest for least, greatest in replicas) or is_disputed:
             self._resolve(
                 group,
                 own,
                 had_state=had_state,
                 may_return=may_return,
-                of_gradients=self._every_steps == 0,
+                of_gradients=not self._compares,
             )
         if len({*computed}) > 1:
             self._resolve(
                 group, gradients or 0, had_state=True, may_return=may_return, of_gradients=True
             )
         step = self._run.position.step
-        if self._every_steps > 0:
+        if self._compares:
             self._equal_at = step
         if gradients is not None:
             self._gradients_equal_at = step
-        if self._probe_every_steps == 0 or gradients is not None or not is_trained:
-            self._is_copy_due = bool(all_keep)
+        may_keep = self._probe_every_steps == 0 or gradients is not None or not is_trained
+        if may_keep and all_keep:
+            self._kept.note()
 
     def _resolve(
         self,
@@ -191,13 +219,18 @@ class Verification:
     ) -> NoReturn:
         equal_at = self._gradients_equal_at if of_gradients else self._equal_at
         tell = partial(in_words, equal_at=equal_at, of_gradients=of_gradients)
+        if self._part.parts > 1 and self._equal_at is None and self._run.position.step == 0:
+            raise ConfigurationError(
+                "the replicas of the sharded model differ before the first step: call "
+                "torch.manual_seed() with one number on all ranks before you create the model"
+            )
         # Others may know the faulty rank and return, and that rank may end, before this one knows.
         self._is_disputed = True
         step = self._run.position.step
-        if self._is_copy_due:  # the copy is of an earlier step than the script can return to
-            self._kept, self._is_copy_due = {}, False
-        kept = self._kept["position"]["step"] if self._kept else None
-        mine = json.dumps(Replica(own, kept, had_state)).encode()
+        if self._kept.is_due:  # the copy is of an earlier step than the script can return to
+            self._kept.forget()
+        part = 0 if of_gradients else self._part.number
+        mine = json.dumps(Replica(own, self._kept.step, had_state, part)).encode()
         replicas = [Replica(*json.loads(each)) for each in group.gather(mine)]
         ranks = faulty(replicas)
         if group.rank in ranks:
@@ -208,9 +241,5 @@ class Verification:
             raise DifferingReplicasError(f"{what}; restarting from the newest checkpoint")
         _logger.warning("%s; returning from step %d to step %d in memory", what, step, to)
         self._is_disputed = False
-        if self._kept:
-            # Of the copy, because optimizers take the tensors that they load as their own.
-            self._run.load_state_dict(copy.deepcopy(self._kept))
-        else:
-            self._run.is_fresh = True
+        self._kept.load()
         raise LeavingError(what)

@@ -1,10 +1,12 @@
-"""Exchanges snapshots, and lists of them, with other ranks."""
+"""Exchanges snapshots, and lists of them, with other ranks, and holds the copies of theirs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent import futures
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ from torch import Tensor
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.library.sharded import packing
 from ddp_trainer.library.sharded.agreement import Inventory
+from ddp_trainer.library.sharded.copy_holders import Round
+from ddp_trainer.library.sharded.verified_step import VerifiedStep
 from ddp_trainer.memory.volume import Key
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.threads import start_thread
@@ -85,3 +89,77 @@ def receive(memory: Tensor | None, group: Group, *, source: int) -> Tensor:
     for piece in torch.split(memory, _PIECE_BYTES):
         group.start_receive(piece, source=source, tag=_PIECE)()
     return memory
+
+
+class HeldCopies:
+    """One rank's copies of other ranks' snapshots: two of each, and one of the verified step."""
+
+    def __init__(self, verified: VerifiedStep) -> None:
+        self._verified = verified
+        self._group: Group | None = None
+        self._parts: dict[tuple[int, int], Tensor] = {}
+        """By rank and step."""
+        self._lock = threading.Lock()
+        """Held to change the above: a thread may still copy in a group that broke."""
+
+    def enter(self, group: Group | None) -> None:
+        """Accept copies that come through this group only."""
+        with self._lock:
+            self._group = group
+
+    def listed(self) -> Sequence[tuple[int, int]]:
+        """Return the ranks and steps of all copies."""
+        return [*self._parts]
+
+    def get(self, rank: int, step: int) -> Tensor | None:
+        """Return the copy of a rank's snapshot of a step, if there is one."""
+        return self._parts.get((rank, step))
+
+    def add(self, step: int, parts: Mapping[int, Tensor]) -> None:
+        """Hold snapshots of a step, by rank."""
+        with self._lock:
+            self._parts.update({(rank, step): part for rank, part in parts.items()})
+
+    def drop_after(self, step: int) -> None:
+        """Release the copies of later steps."""
+        with self._lock:
+            self._parts = {key: part for key, part in self._parts.items() if key[1] <= step}
+
+    def drop_moved(self, step: int, sources: Collection[int]) -> None:
+        """Release copies that other ranks hold since this step, which is complete.
+
+        `sources`: ranks whose copies stay here.
+        """
+        with self._lock:
+            for rank, at in [*self._parts]:
+                if at < step and rank not in sources and at not in self._verified.kept:
+                    del self._parts[rank, at]
+
+    def exchange(
+        self,
+        step: int,
+        own: Tensor,
+        group: Group,
+        known: Sequence[Collection[int]],
+        rounds: Sequence[Round],
+    ) -> None:
+        """Send a snapshot to other ranks, and receive those of others, where they lack."""
+        for target, source in rounds:
+            sending = []
+            if group.rank not in known[target]:
+                sending.append(started(partial(send, own, group, to=target)))
+            if source not in known[group.rank]:
+                self._receive(source, step, group)
+            for sent in sending:
+                sent.result()
+
+    def _receive(self, source: int, step: int, group: Group) -> None:
+        with self._lock:
+            if group is not self._group:
+                return
+            steps = (at for rank, at in self._parts if rank == source)
+            old = [self._parts.pop((source, at)) for at in self._verified.replaceable(steps)]
+        memory = receive(old[0] if old else None, group, source=source)
+        with self._lock:
+            if group is self._group:
+                self._parts[source, step] = memory

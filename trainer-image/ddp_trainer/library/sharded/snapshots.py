@@ -9,7 +9,8 @@ rank that is one step further returns to it.
 Where another rank has the same state (HSDP), it replaces the copy. So all continue from the step
 that the remaining ranks have taken, although a lost one could not copy it any more.
 
-A rank keeps two snapshots of its own and two of each rank whose copies it holds.
+A rank keeps two snapshots of its own and two of each rank whose copies it holds. If the ranks are
+compared, it also keeps those of the newest verified step.
 
 If more is lost, all processes restart and continue from the volumes in memory of their pods, if
 the job has them. There ranks save the newest step whenever all of them have room.
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from collections.abc import Collection, Sequence
 from concurrent import futures
@@ -34,11 +34,20 @@ from torch.distributed.fsdp import FSDPModule
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.library.sharded import packing
 from ddp_trainer.library.sharded.agreement import Decision, newest_complete
-from ddp_trainer.library.sharded.copy_holders import CopyHolders, Round
-from ddp_trainer.library.sharded.exchange import gathered, receive, send, share_progress, started
+from ddp_trainer.library.sharded.copy_holders import CopyHolders
+from ddp_trainer.library.sharded.exchange import (
+    HeldCopies,
+    gathered,
+    receive,
+    send,
+    share_progress,
+    started,
+)
 from ddp_trainer.library.sharded.replicas import shard_of
 from ddp_trainer.library.sharded.saved_parts import SavedParts
+from ddp_trainer.library.sharded.state_at_rest import StateAtRest, end_step_of_changed
 from ddp_trainer.library.sharded.support import expect_place
+from ddp_trainer.library.sharded.verified_step import VerifiedStep
 from ddp_trainer.memory.volume import Key
 from ddp_trainer.run.train_state import TrainState
 
@@ -58,30 +67,31 @@ class Snapshots:
         script: ScriptCollectives,
         saved_parts: SavedParts,
         copy_holders: CopyHolders,
+        at_rest: StateAtRest,
+        verified: VerifiedStep,
     ) -> None:
         """`mesh`: of the run's models. `script` runs the collectives of optimizers, too."""
         self._run = run
-        self._mesh = mesh
+        self.mesh = mesh
         self._script = script
         self._saved_parts = saved_parts
         self._saving: futures.Future[None] | None = None
         """Ends when a snapshot is in the volume of the pod."""
         self._copy_holders = copy_holders
+        self.at_rest = at_rest
+        self.verified = verified
         self._group: Group | None = None
         self._own: dict[int, Tensor] = {}
         """By step."""
-        self._copies: dict[tuple[int, int], Tensor] = {}
-        """By rank and step."""
-        self._progress: dict[str, Any] = {}
-        """Where the run stood right before its last step changed it."""
+        self._copies = HeldCopies(verified)
+        self._progress: dict[int, dict[str, Any]] = {}
+        """Where the run stood right before the next step changed it, by step."""
         self._shard: int | None = None
         """See `shard_of`."""
         self._is_whole = False
         """True: the present state is that of a complete step."""
         self._copying: futures.Future[None] | None = None
         """Ends when the newest snapshot is copied, and this rank has the copies it must hold."""
-        self._lock = threading.Lock()
-        """Held to change `_copies` and `_group`: a thread may still copy in a group that broke."""
 
     def agree(self, group: Group) -> None:
         """Give all ranks the state of the same step: the newest that no lost rank took with it.
@@ -90,21 +100,21 @@ class Snapshots:
             NewProcessError: some rank's state is lost, or this rank must hold another part of the
                 model than before.
         """
-        with self._lock:
-            self._group = group
-        expect_place(self._mesh, group)
+        self._group = group
+        self._copies.enter(group)
+        expect_place(self.mesh, group)
         for module in chain.from_iterable(model.modules() for model in self._run.models):
             if isinstance(module, FSDPModule):
                 module.reshard()  # it may hold what a step without all ranks gathered
         self._copy_holders.follow(group)
-        self._shard = shard_of(self._run.parts, self._mesh)
+        self._shard = shard_of(self._run.parts, self.mesh)
         if self._is_whole:
             self._keep_present()  # the group broke before `take`
         own = {0} if self._run.is_fresh else set(self._own)
         inventories = gathered(
             group,
             own=[Key(0, step) for step in own],
-            copies=[(rank, Key(0, step)) for rank, step in self._copies],
+            copies=[(rank, Key(0, step)) for rank, step in self._copies.listed()],
             shard=self._shard,
         )
         decision = newest_complete(inventories)
@@ -121,15 +131,11 @@ class Snapshots:
         self._transfer(decision, group)
         share_progress(self._run, group)
         self._run.is_fresh, self._is_whole = False, True
+        self.verified.begin_at(step)
         # The step before stays until this one is copied, and copies that belong elsewhere until
         # there are others.
-        before = sorted(at for at in self._own if at < step)[-1:]
-        self._own = {at: self._own[at] for at in (*before, step)}
-        with self._lock:
-            self._copies = {
-                (rank, at): copy for (rank, at), copy in self._copies.items() if at <= step
-            }
-        held = sorted(rank for rank, at in self._copies if at == step)
+        self._drop_after(step)
+        held = sorted(rank for rank, at in self._copies.listed() if at == step)
         known = [json.loads(each) for each in group.gather(json.dumps(held).encode())]
         # As after `take`, the next step is computed meanwhile.
         self._begin_to_copy(step, known)
@@ -138,7 +144,7 @@ class Snapshots:
         """Take a snapshot of the present state, unless there is one; the newest before it stays."""
         step = self._run.position.step
         if step not in self._own:
-            old = [self._own.pop(before) for before in sorted(self._own)[:-1]]
+            old = [self._own.pop(before) for before in self.verified.replaceable(self._own)]
             state = self._run.full_state_dict()
             self._own[step] = packing.pack(state, old[0] if old else None)
 
@@ -150,8 +156,7 @@ class Snapshots:
         step = loaded.decision.key.step
         if loaded.own is not None:
             self._own[step], self._progress = loaded.own, {}
-        with self._lock:
-            self._copies.update({(rank, step): part for rank, part in loaded.copies.items()})
+        self._copies.add(step, loaded.copies)
         return loaded.decision
 
     def _pass_over(self, group: Group, loaded: Decision | None) -> None:
@@ -179,27 +184,27 @@ class Snapshots:
         if self._saving is not None:
             self._saving.result()
         step = max(self._own)
-        ranks, are_outdated = self._group.sum(
-            float(self._saved_parts.wants(step)),
+        has_changed = self.at_rest.has_changed()
+        ranks, are_outdated, changed = self._group.sum(
+            float(self._saved_parts.wants(step) and self.verified.may_be_saved(step)),
             float(self._group.rank == 0 and self._copy_holders.are_outdated),
+            float(has_changed),
         )
+        if changed:
+            end_step_of_changed(self._group, is_own=has_changed, step=step)
+        self.verified.complete(step)
         if ranks == self._group.size:
             self._saving = started(partial(self._saved_parts.save, step, self._own[step]))
-        self._drop_moved(step)
+        self._copies.drop_moved(step, self._copy_holders.sources)
         if are_outdated:
             self._copy_holders.follow(self._group)
 
-    def _drop_moved(self, step: int) -> None:
-        """Release copies that other ranks hold since this step, which is complete."""
-        sources = self._copy_holders.sources
-        with self._lock:
-            for rank, at in [*self._copies]:
-                if at < step and rank not in sources:
-                    del self._copies[rank, at]
-
     def leave_step(self) -> None:
         """Note where the run stands, now that its next step will change the state."""
-        self._progress = self._run.progress_dict()
+        self.at_rest.end()
+        step, kept = self._run.position.step, self.verified.kept
+        self._progress = {at: known for at, known in self._progress.items() if at in kept}
+        self._progress[step] = self._run.progress_dict()
         self._is_whole = False
         self._script.begin_update()
 
@@ -213,10 +218,22 @@ class Snapshots:
         self._is_whole = has_all or (self._shard is not None and is_sure)
         return self._is_whole
 
+    def return_to_verified(self) -> None:
+        """Leave the group, and forget the snapshots of all steps after the verified one."""
+        self.leave()
+        assert self.verified.number is not None
+        self._is_whole = False  # the present state may be wrong
+        self._drop_after(self.verified.number)
+
+    def _drop_after(self, step: int) -> None:
+        """Release the snapshots of later steps."""
+        self._own = {at: own for at, own in self._own.items() if at <= step}
+        self._copies.drop_after(step)
+
     def leave(self) -> None:
         """Release a group that broke or that all ranks leave."""
-        with self._lock:
-            self._group = self._copying = None
+        self._group = self._copying = None
+        self._copies.enter(None)
         if self._saving is not None:
             futures.wait([self._saving])
 
@@ -227,9 +244,7 @@ class Snapshots:
         if not run.is_fresh:
             _logger.info("returning from step %d to step %d", run.position.step, step)
         # The script may have left the place of the snapshot before it took the next step.
-        is_of_step = self._progress.get("position", {}).get("step") == step
-        progress = self._progress if is_of_step else {}
-        run.load_state_dict(self._unpacked(self._own[step]) | progress)
+        run.load_state_dict(self._unpacked(self._own[step]) | self._progress.get(step, {}))
         run.is_fresh = False
 
     def _unpacked(self, snapshot: Tensor) -> dict[str, Any]:
@@ -258,7 +273,7 @@ class Snapshots:
 
     def _part(self, rank: int, step: int) -> Tensor:
         """Return a copy of a rank's snapshot, or this rank's own, which is the same."""
-        copy = self._copies.get((rank, step))
+        copy = self._copies.get(rank, step)
         return self._own[step] if copy is None else copy
 
     def _begin_to_copy(self, step: int, known: Sequence[Collection[int]] = ()) -> None:
@@ -267,33 +282,5 @@ class Snapshots:
         assert group is not None
         known = known or [()] * group.size
         rounds = self._copy_holders.rounds
-        self._copying = started(partial(self._copy, step, self._own[step], group, known, rounds))
-
-    def _copy(
-        self,
-        step: int,
-        own: Tensor,
-        group: Group,
-        known: Sequence[Collection[int]],
-        rounds: Sequence[Round],
-    ) -> None:
-        """Send a snapshot to other ranks, and receive those of others, where they lack."""
-        for target, source in rounds:
-            sending = []
-            if group.rank not in known[target]:
-                sending.append(started(partial(send, own, group, to=target)))
-            if source not in known[group.rank]:
-                self._receive_copy(source, step, group)
-            for sent in sending:
-                sent.result()
-
-    def _receive_copy(self, source: int, step: int, group: Group) -> None:
-        with self._lock:
-            if group is not self._group:
-                return
-            steps = sorted(at for rank, at in self._copies if rank == source)
-            old = [self._copies.pop((source, at)) for at in steps[:-1]]
-        memory = receive(old[0] if old else None, group, source=source)
-        with self._lock:
-            if group is self._group:
-                self._copies[source, step] = memory
+        own = self._own[step]
+        self._copying = started(partial(self._copies.exchange, step, own, group, known, rounds))

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.script_group import ScriptGroup
 from ddp_trainer.exit_codes import ConfigurationError, NewProcessError
+from ddp_trainer.library.checks.verification import Part
 from ddp_trainer.run.parts import Parts
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.torch_release import shortcoming
@@ -45,8 +46,19 @@ def mesh_of(models: list[nn.Module]) -> DeviceMesh | None:
     return meshes[0]
 
 
-def check(parts: Parts, placement: Placement, *, is_batch_fixed: bool, copies: int) -> None:
+def part_of(mesh: DeviceMesh) -> Part:
+    """Return this rank's part of the models that are sharded over a mesh."""
+    if mesh.ndim == 1 or mesh.size(0) == 1:
+        return Part(0, 0)
+    return Part((mesh.get_coordinate() or [0, 0])[1], mesh.size(1))
+
+
+def check(
+    parts: Parts, placement: Placement, *, is_batch_fixed: bool, copies: int, verify_replicas: int
+) -> None:
     """Check that sharded parts can be trained in a job like this.
+
+    `verify_replicas`: the option of a model without replicas.
 
     Raises:
         ConfigurationError: they cannot.
@@ -60,6 +72,11 @@ def check(parts: Parts, placement: Placement, *, is_batch_fixed: bool, copies: i
         remedy = (
             "cannot divide the steps of a sharded model: remove logical_shards, and elastic.batch "
             "from the DDPJob"
+        )
+    elif verify_replicas > 1:
+        remedy = (
+            f"got verify_replicas={verify_replicas}, but this sharded model has no replicas: each "
+            "rank verifies its own part before each step, so set verify_replicas=1"
         )
     elif not 0 <= copies < size:
         remedy = f"got shard_copies={copies}: choose 0 to {size - 1}, for a job of {size} ranks"
