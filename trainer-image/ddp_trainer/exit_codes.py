@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
     NEW_PROCESS = 70
     """Other ranks are lost, and only another process can continue as this rank (EX_SOFTWARE)."""
     FLIPPED_BITS = 71
-    """This rank's replica differs from those of most ranks (EX_OSERR, sysexits.h)."""
+    """This rank differs from most ranks, or bits flipped in its part (EX_OSERR, sysexits.h)."""
     LOST_PEER = 75
     """Another rank is lost or never joined: not this rank's fault (EX_TEMPFAIL, sysexits.h)."""
     STOPPED = 143
@@ -64,7 +64,7 @@ class LostDeviceError(Exception):
 
 
 class FlippedBitsError(Exception):
-    """This rank's replica differs from those of most ranks: its memory is not reliable."""
+    """This rank differs from most ranks, or bits have flipped in its part of a sharded model."""
 
 
 class DifferingReplicasError(Exception):

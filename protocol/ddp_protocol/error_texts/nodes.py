@@ -74,9 +74,11 @@ GPUS: Final = (
         "NVRM: Xid (PCI:0000:10:1c): 31, pid=1896, MMU Fault",
     ),
     Known(
-        r"rank \d+ differs from the other ranks after step \d+; .*: flipped bits in memory",
+        r"rank \d+ (?:differs from the other ranks after step \d+; .*|has changed since step \d+)"
+        r": flipped bits in memory",
         Class.DEVICE,
-        "a rank's replica differs from those of most ranks, because bits flipped in its memory",
+        "bits flipped in a rank's memory: its replica differs from those of most ranks, or its "
+        "part of a sharded model has changed between two steps",
         "test the node's GPU and memory before other jobs use it",
         "rank 2 differs from the other ranks after step 40; last equal at step 30: flipped bits in "
         "memory",

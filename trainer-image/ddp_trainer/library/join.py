@@ -86,8 +86,8 @@ def join(
 
     Ends the process with exit code 143 when the job must stop and everything is saved, with 75 when
     other ranks are permanently lost, with 71 when this rank's replica or gradients differ from
-    those of most ranks, and with 64 when the arguments cannot work. It ends with 0 when its pod is
-    no longer in the group while the others continue.
+    those of most ranks, or bits have flipped in its part, and with 64 when the arguments cannot
+    work. It ends with 0 when its pod is no longer in the group while the others continue.
     """
     _show_log()
     report: RankReport | None = None

@@ -80,9 +80,21 @@ def test_changes_by_the_script_are_no_flips(caplog: pytest.LogCaptureFixture) ->
         assert not trained.at_rest.has_changed()
     assert caplog.text.count("the script changes weights after job.batches()") == 1
     trained.at_rest.note()
-    trained.at_rest.has_changed()
+    trained.at_rest.end()
     flip_in_memory(trained.stored()[0], 3)
     assert not trained.at_rest.has_changed(), "the step has begun to change the state"
+
+
+def test_a_flip_is_found_though_a_lost_rank_ends_the_step() -> None:
+    trained = Trained()
+    trained.at_rest.note()
+    flip_in_memory(trained.stored()[0], 3)
+    for _ in range(2):
+        trained.at_rest.note()  # the step begins again
+        assert trained.at_rest.has_changed()
+    trained.step()  # or the state of another step was loaded
+    trained.at_rest.note()
+    assert not trained.at_rest.has_changed()
 
 
 class Ranks:

@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
 
 WHOLE = Part(0, 1)
-"""That of a model that is not sharded."""
+"""A model that is not sharded."""
 
 
 class Verification:

@@ -1,8 +1,8 @@
 """Finds bits that flip in the part of a rank between two steps, where no other rank has the same.
 
-Only a step changes parameters and optimizer states. So they are as after the previous step when
-all gradients of the next one have come, or a bit has flipped in this rank's memory. This needs no
-other rank, and it names the right one. All ranks then continue from the previous step.
+The passes of a step do not change parameters and optimizer states. So if these differ afterwards, a
+bit has flipped in this rank's memory. This needs no other rank, and it names the right one. All
+ranks then continue from the previous step.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class StateAtRest:
         self._is_verified = is_verified
         self._sum: int | None = None
         """None: the state may change."""
+        self._has_flipped = False
+        """True: a bit flipped in an earlier try of the present step."""
         self._versions: list[int] = []
         """Counts of changes of each tensor; a script may also change it between two steps."""
         self._has_warned = False
@@ -34,12 +36,17 @@ class StateAtRest:
     def note(self) -> None:
         """Note the state before the passes of a step, which do not change it."""
         if self._is_verified:
+            # If a rank was lost, the step begins again without a check.
+            self._has_flipped = self._differs() and self._versions == self._present_versions()
             self._sum, self._versions = sum_of_state(self._run), self._present_versions()
 
+    def end(self) -> None:
+        """Note that the optimizer changes the state from now on."""
+        self._sum, self._has_flipped = None, False
+
     def has_changed(self) -> bool:
-        """Return whether bits have flipped since `note`; from now on the state may change."""
-        expected, self._sum = self._sum, None
-        if expected is None or expected == sum_of_state(self._run):
+        """Return whether bits have flipped since `note`."""
+        if not self._differs():
             return False
         if self._versions == self._present_versions():
             return True
@@ -50,6 +57,9 @@ class StateAtRest:
                 "bits are not found: change weights right after job.step()"
             )
         return False
+
+    def _differs(self) -> bool:
+        return self._sum is not None and (self._has_flipped or self._sum != sum_of_state(self._run))
 
     def _present_versions(self) -> list[int]:
         return [tensor._version for tensor in compared(self._run.models, self._run.optimizers)]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class VerifiedStep:
-    """The step whose snapshots stay until all ranks have those of a newer verified one."""
+    """The step with snapshots that stay until all ranks have those of a newer verified one."""
 
     def __init__(self, *, is_required: bool) -> None:
         """`is_required`: no other steps may be saved."""
@@ -49,7 +49,7 @@ class VerifiedStep:
 
     @property
     def kept(self) -> set[int]:
-        """Return the steps whose snapshots must stay."""
+        """Return the steps with snapshots that must stay."""
         return {step for step in (self.number, self._next) if step is not None}
 
     def may_be_saved(self, step: int) -> bool:
@@ -57,7 +57,7 @@ class VerifiedStep:
         return step in self.kept or not self._is_required
 
     def replaceable(self, steps: Iterable[int]) -> list[int]:
-        """Return the steps whose memory a newer one can use: not the newest, and not verified."""
+        """Return the steps that can give their memory to a newer one: older and not verified."""
         return [step for step in sorted(steps)[:-1] if step not in self.kept]
 
 
@@ -91,7 +91,7 @@ class KeptSnapshots:
         self._verified.note(self._run.position.step)
 
     def take(self) -> None:
-        """Note the present state, of which there is a snapshot already."""
+        """Note the present state; its snapshot was taken after the step."""
         self._snapshots.at_rest.note()
 
     def forget(self) -> None:
