@@ -24,16 +24,18 @@ from tests.trainer.library.sharded.flipped import flip_in_memory
 from tests.trainer.library.sharded.sharding import NEEDS_TORCH
 from tests.trainer.library.sharded.test_sharded import fake_group, local, sharded
 
-pytestmark = NEEDS_TORCH
+pytestmark = [NEEDS_TORCH, pytest.mark.timeout(3600)]
 CPU = torch.device("cpu")
 
 
 class Trained:
     """The part of one rank, which takes steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_sharded: bool = True) -> None:
+        """`is_sharded`: False for many steps: DTensors are slow."""
         torch.manual_seed(0)
-        self.model = sharded(nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3).to(torch.bfloat16)))
+        model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3).to(torch.bfloat16))
+        self.model = sharded(model) if is_sharded else model
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         parts = {"model": self.model, "optimizer": self.optimizer}
         self.run = TrainState(parts, seed=0, device=CPU)
@@ -41,9 +43,10 @@ class Trained:
 
     def step(self) -> None:
         for each in self.model.parameters():
-            assert isinstance(each, DTensor)
-            own, mesh = torch.randn_like(each.to_local()), each.device_mesh
-            each.grad = DTensor.from_local(own, mesh, each.placements, run_check=False)
+            each.grad = own = torch.randn_like(local(each))
+            if isinstance(each, DTensor):
+                mesh, placements = each.device_mesh, each.placements
+                each.grad = DTensor.from_local(own, mesh, placements, run_check=False)
         self.run.updates.complete_step(1)
 
     def stored(self) -> list[torch.Tensor]:
@@ -51,10 +54,13 @@ class Trained:
 
 
 @pytest.mark.parametrize(
-    ("steps", "flips"), [(300, 300), pytest.param(100_000, 1000, marks=pytest.mark.nightly)]
+    ("steps", "flips", "is_sharded"),
+    [(300, 300, True), pytest.param(100_000, 1000, False, marks=pytest.mark.nightly)],
 )
-def test_each_flip_at_rest_is_found_and_no_other_is(steps: int, flips: int) -> None:
-    trained, drawn = Trained(), random.Random(1)
+def test_each_flip_at_rest_is_found_and_no_other_is(
+    steps: int, flips: int, is_sharded: bool
+) -> None:
+    trained, drawn = Trained(is_sharded=is_sharded), random.Random(1)
     found = false = 0
     for step in range(steps):
         trained.step()
