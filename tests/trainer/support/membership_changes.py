@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddp_trainer.process_group.assignment import Assignment, AssignmentFile
 
-from tests.trainer.support.pods import Job, Pod, until
+from tests.trainer.support.pods import JOB_UID, Job, Pod, until
 
 EPOCHS = 2
 SAMPLES = 1437
@@ -62,7 +62,7 @@ class World:
         """Send the newest assignment to these pods."""
         for slot in slots:
             place = Assignment(
-                job_uid="7d1f",
+                job_uid=JOB_UID,
                 attempt=0,
                 generation=self.generation,
                 node_rank=self.members.index(slot) if slot in self.members else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -42,6 +43,9 @@ def is_alive(pid: int) -> bool:
 
 TOKEN = "0123456789abcdef"
 """The job's token."""
+JOB_UID = f"7d1f-{secrets.token_hex(4)}"
+"""The UID of all jobs of this process. If another process runs tests on the same machine, and a job
+of it gets the same port, ranks refuse those of the other job."""
 
 
 def contract(
@@ -79,6 +83,7 @@ class Pod:
                 local_world_size=job.local_world_size,
                 port=job.port,
             ),
+            "DDP_JOB_UID": JOB_UID,
             "DDP_CHECKPOINT_DIR": str(job.checkpoints),
             "DDP_TERMINATION_LOG": str(self._termination_log),
             "OMP_NUM_THREADS": "1",
