@@ -34,12 +34,10 @@ _SPECS: Final[dict[Resource, dict[str, Any]]] = {
 
 
 async def group_of(admin: ApiClient, resource: Resource, namespace: str) -> Json | None:
-    """Return the PodGroup of the namespace's job, or None."""
-    try:
-        found: Json = await admin.request("GET", resource.path(namespace=namespace, name="job"))
-    except NotFoundError:
-        return None
-    return found
+    """Return the only PodGroup of a namespace, or None."""
+    groups = (await admin.request("GET", resource.path(namespace=namespace)))["items"]
+    assert len(groups) <= 1
+    return groups[0] if groups else None
 
 
 async def install(admin: ApiClient, resource: Resource) -> None:

@@ -75,7 +75,7 @@ def _native_name(job: DDPJob) -> str:
 
 def _in_kai(job: DDPJob, pod: Manifest) -> dict[str, Any]:
     """Return the pod, which KAI schedules unless its template names another scheduler."""
-    group = {"pod-group-name": job.name, "kai.scheduler/skip-podgrouper": "true"}
+    group = {"pod-group-name": _kai_name(job), "kai.scheduler/skip-podgrouper": "true"}
     made = marked(pod, labels={"kai.scheduler/queue": _kai_queue(job)}, annotations=group)
     return {**made, "spec": {"schedulerName": "kai-scheduler", **pod["spec"]}}
 
@@ -87,8 +87,16 @@ def _kai_group(job: DDPJob) -> dict[str, Any]:
     return {
         "apiVersion": "scheduling.run.ai/v2alpha2",
         "kind": "PodGroup",
+        "metadata": {"name": _kai_name(job)},
         "spec": {**gang, "queue": _kai_queue(job), **_priority_class(job)},
     }
+
+
+def _kai_name(job: DDPJob) -> str:
+    """Return the group's name, which no other namespace may have: KAI looks groups and their pods
+    up by this name alone.
+    """
+    return f"{job.name}-{job.uid}"
 
 
 def _kai_queue(job: DDPJob) -> str:

@@ -155,6 +155,16 @@ def test_kai_keeps_the_survivors_of_a_lost_pod() -> None:
     assert group(job_for("kai", replicas=3))["spec"] == gang
 
 
+def test_kai_groups_of_equal_jobs_in_two_namespaces_have_different_names() -> None:
+    # KAI 0.17 finds groups and their pods by name alone: cluster_info.go, snapshotPodGroups.
+    job = job_for("kai")
+    other = replace(job, namespace="another", uid="another")
+    names = {group(each)["metadata"]["name"] for each in (job, other)}
+    marks = {pods_of(each)[0]["metadata"]["annotations"]["pod-group-name"] for each in (job, other)}
+    assert len(names) == 2
+    assert names == marks
+
+
 def test_kai_group_without_a_queue_is_in_kais_default_queue() -> None:
     defaults = {"queue": "default-queue", "priorityClassName": "important"}
     assert defaults.items() <= group(job_with("kai"))["spec"].items()
