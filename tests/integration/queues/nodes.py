@@ -26,9 +26,11 @@ POOL: Final = "example.com/pool"
 class NodePool:
     """The nodes of one test."""
 
-    def __init__(self, client: ApiClient, pool: str) -> None:
+    def __init__(self, client: ApiClient, pool: str, chip: str = CHIP) -> None:
+        """Each node has one `chip`."""
         self._client = client
         self._pool = pool
+        self._chip = chip
         self.names = [f"{pool}-{number}" for number in range(4)]
 
     async def create(self) -> None:
@@ -39,7 +41,7 @@ class NodePool:
             metadata = {"name": name, "labels": labels}
             body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
             await self._client.request("POST", NODES.path(), body=body)
-            capacity = {"cpu": "8", "memory": "8Gi", "pods": "110", CHIP: "1"}
+            capacity = {"cpu": "8", "memory": "8Gi", "pods": "110", self._chip: "1"}
             await self._change_status(name, capacity=capacity, allocatable=capacity)
             await self.set_ready(name, "True")
             await self.taint(name, "")  # the server taints each new node as not ready
@@ -68,9 +70,9 @@ class NodePool:
 
 
 @asynccontextmanager
-async def new_pool(client: ApiClient, name: str) -> AsyncIterator[NodePool]:
-    """Create the nodes of a test, and delete them afterwards."""
-    pool = NodePool(client, name)
+async def new_pool(client: ApiClient, name: str, chip: str = CHIP) -> AsyncIterator[NodePool]:
+    """Create the nodes of a test, with one `chip` each, and delete them afterwards."""
+    pool = NodePool(client, name, chip)
     await pool.create()
     try:
         yield pool
