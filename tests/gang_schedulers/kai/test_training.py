@@ -135,7 +135,8 @@ def until_trained(job: Job, log: StepLog) -> None:
 def lacks_a_pod(kubectl: Kubectl) -> bool:
     """Return whether KAI noted in some cycles that a gang lacks a pod: longer than it waits."""
     events = kubectl.items("events", "--field-selector", "reason=StaleJob")
-    return sum(event["count"] for event in events) > _CYCLES
+    cycles: int = sum(event["count"] for event in events)
+    return cycles > _CYCLES
 
 
 def placed(job: Job) -> list[str]:
