@@ -21,9 +21,9 @@ InPlace Infrastructure Ingress Initializing Job KeyT Leaving Lost Memory Metrics
 NoExecute NoMatchingWorkload NoReservation NoSchedule NodeFailures None NotAdmitted NotIn NotStarted
 Opaque Other OutOf OwnerT Paused Pending Plan Pod PodGroup PodReadyToStartContainers PodScheduled
 Preferred PriorityClass QuotaReserved Ready Refused Replace Requested Requeued Required
-ResourceClaimTemplate RestartGang RestartInPlace RestartPod Secret Service SideCars Silent Simple Starting
-TerminatedByKueue Terminating TerminationTarget True Unscheduled Workload WorkloadDeleted
-WorkloadEvicted WorkloadPriorityClass
+ResourceClaimTemplate RestartGang RestartInPlace RestartPod Secret Service SideCars Silent Simple
+Starting TerminatedByKueue Terminating TerminationTarget True Unscheduled Workload
+WorkloadDeleted WorkloadEvicted WorkloadPriorityClass
 """
 """Words in the source with the form of a reason: kinds, values of fields, phases and classes."""
 
