@@ -751,6 +751,7 @@ async def test_replaced_pod_of_an_elastic_gang_finds_its_new_minimum(world: Worl
     await world.reconcile_until_quiet()
     [group] = world.cluster.applied["PodGroup"].values()
     assert group["spec"]["minMember"] == 3
+    applied = f"apply PodGroup {group['metadata']['name']}"
     stored = world.cluster.jobs[KEY]
     stored["spec"]["elastic"]["minReplicas"] = 2
     stored["metadata"]["generation"] += 1
@@ -760,7 +761,7 @@ async def test_replaced_pod_of_an_elastic_gang_finds_its_new_minimum(world: Worl
     await world.reconcile()  # waits for a cause
     world.now += timedelta(seconds=60)
     calls = [call for _ in range(2) for call in await world.reconcile()]
-    assert calls.index("apply PodGroup train") < calls.index("create_pod train-0-1-r1")
+    assert calls.index(applied) < calls.index("create_pod train-0-1-r1")
     [group] = world.cluster.applied["PodGroup"].values()
     assert group["spec"]["minMember"] == 2
 
