@@ -23,7 +23,7 @@ from tests.trainer.library.sharded.sharding import (
 from tests.trainer.library.sharded.test_fsdp import FLAGS, LAST_STEP, printed
 from tests.trainer.support import fault_injection
 from tests.trainer.support.fault_injection import FaultAt
-from tests.trainer.support.pods import Job, Pod, until
+from tests.trainer.support.pods import JOB_UID, Job, Pod, until
 from tests.trainer.support.worlds import WorldPod
 
 pytestmark = [NEEDS_TORCH, pytest.mark.timeout(900)]
@@ -54,7 +54,7 @@ class Blocks:
         first = self.pods[0]
         launcher = WorldPod("pod-0", "127.0.0.1", first.process, self.job.folder, self._port)  # type: ignore[arg-type]
         launcher.wait_to_listen()
-        status, _ = launcher.put(1, 0, nodes=len(BLOCKS), copyOrder=ORDER)
+        status, _ = launcher.put(1, 0, jobUid=JOB_UID, nodes=len(BLOCKS), copyOrder=ORDER)
         assert status == 200, first.log
         file = AssignmentFile(self._status)
         until(lambda: (known := file.read()) is not None and known.copy_order == ORDER, "the order")
