@@ -293,8 +293,7 @@ class Group:
         both = torch.tensor([-1 << 63 if value is None else value for value in known])
         work = dist.all_reduce(both, dist.ReduceOp.MAX, group=self._control, async_op=True)
         self._pending.wait(work)
-        greatest, inverted = both.reshape(2, -1).tolist()
-        return [(~least, most) for least, most in zip(inverted, greatest, strict=True)]
+        return [(~least, most) for most, least in zip(*both.reshape(2, -1).tolist(), strict=True)]
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

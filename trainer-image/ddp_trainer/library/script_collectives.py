@@ -69,9 +69,8 @@ class ScriptCollectives:
         """Number of collectives that the script has called at its place, by group."""
         self._is_alone = False
         self._thread = threading.get_ident()
-        self._update = 0
-        self._incomplete = 0
-        """Collectives of the present update that have no result, or whose result is not known."""
+        self._incomplete: set[object] = set()
+        """Stands for collectives since the last update began whose results are not known."""
         self.omits: Callable[[ScriptGroup, Collective], bool] | None = None
         """Returns whether a collective is left out now: each member keeps its own values."""
 
@@ -97,17 +96,12 @@ class ScriptCollectives:
 
     def begin_update(self) -> None:
         """Note that the optimizers' step begins, which may need collectives, too."""
-        self._update += 1
-        self._incomplete = 0
+        self._incomplete = set()
 
     @property
     def is_update_complete(self) -> bool:
         """Return whether each collective since `begin_update` is known to have its result."""
-        return self._incomplete == 0
-
-    def _note_complete(self, update: int) -> None:
-        if update == self._update:
-            self._incomplete -= 1
+        return not self._incomplete
 
     # The job's groups.
 
@@ -185,9 +179,8 @@ class ScriptCollectives:
         if self.omits is not None and self.omits(group, collective):
             _keep_own(group, collective)
             return Ended(collective.outputs)
-        is_elsewhere = (
-            threading.get_ident() != self._thread
-        )  # such as the one that computes gradients
+        # Another thread computes gradients, for example.
+        is_elsewhere = threading.get_ident() != self._thread
         if self.place[0] == "step" or collective.is_message or is_elsewhere:
             return self._begin(group, collective)
         if self.place[0] == "after a step":
@@ -199,8 +192,9 @@ class ScriptCollectives:
     def _begin(self, group: ScriptGroup, collective: Collective) -> dist.Work:
         """Begin a collective; if the group breaks, the step notices."""
         formed, keep_own = self._formed, partial(_keep_own, group, collective)
-        self._incomplete += 1
-        note = partial(self._note_complete, self._update)
+        incomplete, own = self._incomplete, object()
+        incomplete.add(own)
+        note = partial(incomplete.discard, own)
         if not (self._is_alone or formed.is_broken):
             try:
                 work, excuses = collective.begin(group.formed), partial(_is_excused, group=formed)

@@ -261,9 +261,7 @@ class Saver:
         ]
         return len(own) + len(restored)
 
-    def _report(
-        self, name: SnapshotName, saved: bool, refusal: str, *, paused: bool = False
-    ) -> None:
+    def _report(self, name: SnapshotName, saved: bool, refusal: str, paused: bool = False) -> None:
         """Tell the launcher, without waiting for it."""
         message: dict[str, object] = {
             "rank": name.rank,

@@ -95,6 +95,7 @@ class Verification:
         self._part = part
         self._compares = every_steps > 0 or part.parts > 1
         """Wrong parts make the gradients of their replica wrong, so both are compared."""
+        self._keeps = kept is not None or every_steps > 0 or probe_every_steps > 0
         self._kept: KeptState = kept or StateCopy(run)
         self._equal_at: int | None = None
         """The newest step after which all ranks were equal."""
@@ -167,7 +168,8 @@ class Verification:
 
     def keep(self) -> None:
         """Copy the state before the next step changes it, if the ranks have agreed on that."""
-        self._kept.take()
+        if self._keeps:
+            self._kept.take()
 
     def _compare(
         self,
