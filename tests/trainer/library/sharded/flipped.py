@@ -98,7 +98,8 @@ class Faults:
             return
         drawn = self._draw(self._job.steps_done)
         if drawn is not None:
-            tensor = drawn.choice([each for each in self._stored() if each.numel()])
+            # Without the optimizer's count of steps: AdamW itself may fail with a wrong one.
+            tensor = drawn.choice([each for each in self._stored() if each.ndim and each.numel()])
             flip_in_memory(tensor, drawn.randrange(8 * tensor.nbytes))
 
     def of_gradient(self, gradient: Tensor) -> Tensor:
