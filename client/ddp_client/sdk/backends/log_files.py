@@ -5,7 +5,7 @@ Lines are on disk because a log may be larger than memory. A log can be read whi
 
 import asyncio
 import contextlib
-from collections import deque
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -92,9 +92,22 @@ def _since(options: Mapping[str, str]) -> datetime | None:
 
 
 def _go_to_last(file: BinaryIO, lines: int) -> None:
-    """Seek to the start of the last lines."""
-    starts, end = deque[int](maxlen=lines), 0
-    for line in file:
-        starts.append(end)
-        end += len(line)
-    file.seek(starts[0] if starts else end)
+    """Seek to the start of the last lines; reads blocks from the end."""
+    at = file.seek(0, os.SEEK_END)
+    if not lines:
+        return
+    missing = lines + 1  # with the break before the first of them
+    while at > 0:
+        begin = max(at - _BLOCK, 0)
+        file.seek(begin)
+        block = file.read(at - begin)
+        breaks = block.count(b"\n")
+        if breaks >= missing:
+            place = len(block)
+            for _ in range(missing):
+                place = block.rindex(b"\n", 0, place)
+            file.seek(begin + place + 1)
+            return
+        missing -= breaks
+        at = begin
+    file.seek(0)
