@@ -175,14 +175,23 @@ async def run_in_pod(
 
 
 async def each_of(pods: Iterable[PodState], ask: Callable[[PodState], Awaitable[T]]) -> list[T]:
-    """Return the answers of pods; `AT_ONCE` of them are asked at the same time."""
+    """Return the answers of pods; `AT_ONCE` of them are asked at the same time.
+
+    Raises:
+        Exception: the first error of `ask`. All other questions are given up then.
+    """
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def answer(pod: PodState) -> T:
         async with slots:
             return await ask(pod)
 
-    return await asyncio.gather(*map(answer, pods))
+    try:
+        async with asyncio.TaskGroup() as group:
+            answers = [group.create_task(answer(pod)) for pod in pods]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [each.result() for each in answers]
 
 
 class Port:
