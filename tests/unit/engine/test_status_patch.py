@@ -37,6 +37,10 @@ def test_unchanged_object_needs_no_patch(old: dict[str, Any]) -> None:
     assert merge_patch(old, old) == {}
 
 
+def test_true_is_not_one() -> None:
+    assert merge_patch({"a": 1, "b": False}, {"a": True, "b": False}) == {"a": True}
+
+
 def test_empty_strings_are_left_out_at_any_depth() -> None:
     failure = {"time": "2026-01-01T00:00:00Z", "attempt": 0, "index": 0, "pod": "a", "reason": "b"}
     failure |= {"class": "Application", "action": "RestartGang", "charged": True}

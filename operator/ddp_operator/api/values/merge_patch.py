@@ -7,7 +7,7 @@ from typing import Any
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Return the patch that turns `old` into `new`; empty if they are equal.
 
-    Neither may contain null values.
+    Neither may contain null values. For Python, true and 1 are equal, for JSON they are not.
     """
     patch: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
@@ -16,7 +16,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
         elif isinstance(value, dict) and isinstance(old[key], dict):
             if inner := merge_patch(old[key], value):
                 patch[key] = inner
-        elif value != old[key]:
+        elif value != old[key] or isinstance(value, bool) is not isinstance(old[key], bool):
             patch[key] = value
     return patch
 
