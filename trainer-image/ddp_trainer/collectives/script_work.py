@@ -30,7 +30,7 @@ class ScriptWork(dist.Work):
         """`keep_own` gives the rank its own values instead of a result.
 
         `excuses` returns whether an error means that the group failed, which the step notices.
-        `when_complete` is called once a wait has ended with a result.
+        `when_complete` is called whenever a wait has ended with a result.
         """
         super().__init__()
         self._work = work
@@ -38,7 +38,7 @@ class ScriptWork(dist.Work):
         self._collective = collective
         self._keep_own = keep_own
         self._excuses = excuses
-        self._when_complete: Callable[[], None] | None = when_complete
+        self._when_complete = when_complete
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the collective has ended or the group is broken."""
@@ -50,9 +50,7 @@ class ScriptWork(dist.Work):
                 raise
             self._keep_own()
         else:
-            if (note := self._when_complete) is not None:
-                self._when_complete = None
-                note()
+            self._when_complete()
         return True
 
     def synchronize(self) -> None:
