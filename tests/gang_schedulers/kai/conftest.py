@@ -10,6 +10,7 @@ from tests import cluster
 from tests.gang_schedulers.kai import scheduler
 from tests.integration.conftest import admin, jobs, kubelet, namespace, shared_operator
 from tests.integration.queues.nodes import NodePool, new_pool
+from tests.skipping import skip_or_fail
 
 __all__ = ["admin", "jobs", "kubelet", "namespace", "shared_operator"]
 
@@ -20,12 +21,11 @@ GPU = "nvidia.com/gpu"
 def control_plane() -> Iterator[cluster.ControlPlane]:
     """A control plane with KAI Scheduler alone."""
     with contextlib.ExitStack() as stack:
+        programs = scheduler.find()
         try:
-            programs = scheduler.find()
             running = stack.enter_context(cluster.control_plane(controllers=True, scheduler=False))
         except cluster.ClusterUnavailableError as reason:
-            # Also in CI: nothing here builds KAI Scheduler.
-            pytest.skip(f"NOT RUN: NO KAI SCHEDULER: {reason}")
+            skip_or_fail("API SERVER", reason)
         scheduler.start(programs, running)
         yield running
 

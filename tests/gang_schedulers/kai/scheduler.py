@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from ddp_operator.kube import Resource
 
 from tests.cluster import ClusterUnavailableError
@@ -28,14 +29,15 @@ PRIORITIES: Final = {"low": 10, "high": 90, "fixed": 100}
 
 
 def find() -> Path:
-    """Return the folder that KAI_DIR names.
+    """Return the folder that KAI_DIR names; without it, the tests are skipped.
 
-    Raises ClusterUnavailableError if it lacks programs or CRDs.
+    Raises ClusterUnavailableError if the folder lacks programs or CRDs.
     """
     named = os.environ.get("KAI_DIR")
     if not named:
-        raise ClusterUnavailableError(
-            "set KAI_DIR to a checkout of KAI Scheduler in which its programs "
+        # Also in CI: nothing here builds KAI Scheduler.
+        pytest.skip(
+            "NOT RUN: NO KAI SCHEDULER: set KAI_DIR to a checkout of it in which its programs "
             f"{', '.join(_PROGRAMS)} are built"
         )
     folder = Path(named).absolute()
